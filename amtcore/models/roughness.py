@@ -19,14 +19,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from amtcore.arguments import Number, checked_arguments, whole
-from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.filter_design import interpolate
 from amtcore.kernels.operations import roughness as kernels
 from amtcore.kernels.operations.roughness import LOWER, UPPER_DB
 from amtcore.kernels.torch_state import wants_derivative
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import parallel_for
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.tables import load_table
 from amtcore.units import REFERENCE_PA
 
@@ -161,9 +160,9 @@ class RoughnessDanielWeber(FrameModule):
         }
 
     def _modulation(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the constants of bins 2, 3, .. of the envelopes, up to the highest of any channel.
+        """Return the constants of the envelopes' bins, from bin 2 to the highest of any channel.
 
-        `low_bins` are the transforms of the outputs of `low_pass` to the mean and the bins.
+        The matrix `low_bins` transforms outputs of `low_pass` to the mean and the bins.
         """
         n, hop = self.samples, max(self.samples // LOW_SAMPLES, 1)
         bins = torch.arange(2, self._bins(MODULATION[-1][2]), dtype=torch.float64)
@@ -219,7 +218,8 @@ class RoughnessDanielWeber(FrameModule):
         Args:
             x: Frames of each signal (signal, frame, samples) in Pa.
         """
-        if x.device.type == "cpu" and not wants_derivative(x):
+        plain = torch.compiler.is_compiling() or wants_derivative(x)
+        if x.device.type == "cpu" and not plain:
             bins = x.new_empty(*x.shape[:2], CHANNELS, self.low_bins.shape[1])
             parallel_for(lambda i: self._low_bins_of(x[i], bins[i]), len(x))
             return bins[..., 0], bins[..., 1:] * self.modulation
@@ -276,14 +276,7 @@ class RoughnessDanielWeber(FrameModule):
         names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, Any]:
         names = self.wanted(names)
-        if not chunk.is_floating_point() or chunk.ndim < 1:
-            raise ShapeError(
-                f"expected a floating-point signal (.., time) in Pa, got {chunk.dtype} of shape "
-                f"{tuple(chunk.shape)}"
-            )
-        if chunk.device.type == "cpu" and not bool(chunk.isfinite().all()):
-            raise NonFiniteError("expected finite samples, got NaN or infinity; mend the signal")
-        x = chunk.to(self.dtype).reshape(math.prod(chunk.shape[:-1]), chunk.shape[-1])
+        x = finite_signal(chunk, self.dtype).reshape(math.prod(chunk.shape[:-1]), chunk.shape[-1])
         waiting = x[:, :0] if state is None else state
         x = torch.cat((waiting, x), 1)
         count = max((x.shape[1] - self.samples) // self.hop_length + 1, 0)

@@ -51,10 +51,10 @@ def _factors(
     level: Any, slope: Any, table: Any, begin: int, end: int, edge: float, least: float,
     upper: bool, out: Any,
 ) -> None:  # fmt: skip
-    """Store the factors of components begin..end-1, which excite a channel from one side.
+    """Store the factors of components begin to end - 1, which excite a channel from one side.
 
-    `edge` is where their slopes are read, and `least` the threshold there. `upper` takes the slopes
-    above a component, for a channel above it. Factors after the last are undefined.
+    Slopes are read at `edge`, where `least` is the threshold. With `upper` the channel lies above
+    the components. Factors after the last are undefined.
     """
     c, low, zero = vsplat(level, EXPONENT), vsplat(level, least), vsplat(level, 0.0)
     at, steep = vsplat(level, edge), vsplat(level, -LOWER)
