@@ -102,7 +102,11 @@ class Number(_Checked):
         return int(number) if self.whole else number
 
 
-def whole(least: int, most: float = math.inf, optional: bool = False) -> Number:
+#: No clip has as many channels or samples in a window; more would not fit into memory.
+MOST_THINGS = 10**7
+
+
+def whole(least: int, most: float = MOST_THINGS, optional: bool = False) -> Number:
     """Return the rule for a whole number."""
     return Number(least=least, most=most, optional=optional, whole=True)
 

@@ -19,6 +19,7 @@ SCRIPTS = (
     "loudness",
     "alternatives",
     "job",
+    "eight_models",
     "stereo_job",
     "decoding",
     "long_files",

@@ -27,6 +27,7 @@ from amtcore.features.feature_model import (
 from amtcore.features.frame_model import stream_info
 from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backend import Backend
+from amtcore.kernels.devices import computing_with
 from amtcore.kernels.vector.threads import parallel_map
 from amtcore.models.frame_module import FrameModule, Outputs
 
@@ -82,9 +83,10 @@ class FrameModuleExtractor(Extractor):
         self._module, self._settings = module.eval(), settings
 
     def place(self, backend: Backend) -> None:
-        """Compute with this backend from now on."""
-        self.backend = backend
-        self._module.to(backend.device)
+        """Compute with this backend from now on, or stay on the CPU with a model that cannot."""
+        if self._module.on_gpu:
+            self.backend = backend
+            self._module.to(backend.device)
 
     def constants(self) -> list[tuple[str, Tensor]]:
         return module_constants(self._module)
@@ -108,7 +110,7 @@ class FrameModuleExtractor(Extractor):
         names = tuple(name for name, frames in wanted.items() if frames)
         found: Outputs = {}
         if names:
-            with self.backend.stream(), torch.no_grad():
+            with self.backend.stream(), computing_with(self.backend), torch.no_grad():
                 found = self._module.outputs(signal, names)
         made = ClipFeatures()
         for info in self.streams:
@@ -135,7 +137,7 @@ class FrameModuleExtractor(Extractor):
         names = tuple(self._grids)
 
         def run(_: int = 0) -> tuple[Outputs, Any]:
-            with self.backend.stream(), torch.no_grad():
+            with self.backend.stream(), computing_with(self.backend), torch.no_grad():
                 return self._module.stream(samples, state, last, names)
 
         # On a thread of the pool, as in `extract`.

@@ -31,6 +31,15 @@ BLOCK_FRAMES = 64
 #: Parameters that have the name and meaning of torchaudio's.
 _TORCHAUDIO = ("n_fft", "win_length", "hop_length", "f_min", "f_max", "n_mels", "power", "norm",
                "mel_scale")  # fmt: skip
+#: Largest values: more bands or longer windows would not fit into memory.
+_MOST = {
+    "n_fft": 10**6,
+    "hop_length": 10**7,
+    "n_mels": 10**4,
+    "power": 10,
+    "ref": 1e30,
+    "floor": 1e30,
+}
 #: Slaney's scale: Hz a mel up to 1 kHz, and the logarithm of the ratio of a mel above.
 _SLANEY_HZ, _SLANEY_STEP = 200.0 / 3.0, np.log(6.4) / 27.0
 
@@ -83,9 +92,10 @@ class MelParams:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("n_fft", "hop_length", "n_mels", "power", "ref", "floor"):
-            if not getattr(self, name) > 0:
-                raise ParameterError(f"{name} must be above 0, got {getattr(self, name)!r}")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if not 0 < value <= most:
+                raise ParameterError(f"{name} must be above 0 and at most {most:g}, got {value!r}")
         if self.win_length is not None and not 0 < self.win_length <= self.n_fft:
             raise ParameterError(
                 f"win_length must be 1 to n_fft ({self.n_fft}), got {self.win_length}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,12 +76,10 @@ def inspect(
 
 def _limit(option: str, text: str) -> tuple[str, float]:
     column, _, value = text.rpartition("=")
-    try:
-        return column, float(value)
-    except ValueError:
-        raise typer.BadParameter(
-            f"{option}: expected COLUMN=NUMBER, as seconds=2, got {text!r}"
-        ) from None
+    with suppress(ValueError):
+        if not math.isnan(limit := float(value)):
+            return column.strip(), limit
+    raise typer.BadParameter(f"{option}: expected COLUMN=NUMBER, as seconds=2, got {text!r}")
 
 
 def _print_chosen(

@@ -370,6 +370,10 @@ class PairLengthError(RowError, stage="resample", error_class="pair_length"):
     """The row and its reference recording differ too much in length."""
 
 
+class BadListenerError(RowError, stage="extract", error_class="bad_listener"):
+    """The column of the listener has no valid audiogram for the row."""
+
+
 class TooShortError(RowError, stage="extract", error_class="too_short"):
     """Not enough samples for one frame of every stream."""
 

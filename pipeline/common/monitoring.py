@@ -4,9 +4,10 @@
         with doing("hash"):  # Counts it as another part of the same tally.
             ...
 
-A thread's time belongs to its innermost part, so parts add up to the time spent. Threads of
-libraries (kernels, torch, Zarr) count for the kind of part in which they were first seen, and are
-read when such a part ends. Time that no part claims is `other`. Stages (`StageTimes`) overlap, so
+A thread's time belongs to its innermost part, so parts add up to the time spent. Threads of kernels
+count for the part and the model that called the kernel. Threads of other libraries (torch, Zarr)
+count for the kind of part in which they were first seen, and are read when such a part ends. Time
+that no part claims is `other`. Stages (`StageTimes`) overlap, so
 their times do not add up.
 """
 
@@ -45,17 +46,29 @@ class CpuSeconds:
 
     def __init__(self, whole: CpuSeconds | None = None) -> None:
         self._whole, self._lock = whole, threading.Lock()
-        self._seconds: dict[str, float] = {}
+        self._seconds: dict[tuple[str, str], float] = {}  # Key: part, model or "".
 
-    def add(self, part: str, seconds: float) -> None:
+    def add(self, part: str, seconds: float, model: str = "") -> None:
         with self._lock:
-            self._seconds[part] = self._seconds.get(part, 0.0) + seconds
+            key = part, model
+            self._seconds[key] = self._seconds.get(key, 0.0) + seconds
         if self._whole is not None:
-            self._whole.add(part, seconds)
+            self._whole.add(part, seconds, model)
 
     def seconds(self) -> dict[str, float]:
+        return self._sums(lambda part, model: part)
+
+    def of_models(self) -> dict[str, float]:
+        """Return CPU seconds by model, of the parts that name one."""
+        return self._sums(lambda part, model: model)
+
+    def _sums(self, name: Callable[[str, str], str]) -> dict[str, float]:
+        sums: dict[str, float] = {}
         with self._lock:
-            return dict(self._seconds)
+            for key, seconds in self._seconds.items():
+                if name(*key):
+                    sums[name(*key)] = sums.get(name(*key), 0.0) + seconds
+        return sums
 
 
 _known: set[int] = set()  # Threads that have used `doing`.
@@ -68,7 +81,7 @@ class _ThreadState(threading.local):
     """The part and tally of this thread, and when they began on its own clock."""
 
     def __init__(self) -> None:
-        self.part = ""
+        self.part = self.model = ""
         self.tally: CpuSeconds | None = None
         self.since_s = 0.0
         # The token lives as long as the thread.
@@ -76,11 +89,11 @@ class _ThreadState(threading.local):
         _known.add(thread)
         weakref.finalize(self.token, _known.discard, thread).atexit = False
 
-    def switch(self, part: str, tally: CpuSeconds | None) -> None:
+    def switch(self, part: str, tally: CpuSeconds | None, model: str) -> None:
         now_s = time.thread_time()
         if self.tally is not None:
-            self.tally.add(self.part, now_s - self.since_s)
-        self.part, self.tally, self.since_s = part, tally, now_s
+            self.tally.add(self.part, now_s - self.since_s, self.model)
+        self.part, self.tally, self.since_s, self.model = part, tally, now_s, model
 
 
 _state = _ThreadState()
@@ -92,20 +105,28 @@ class doing:
     Args:
         tally: Tally that counts; None for the tally of the part around this one, if any.
         libraries: FOR_MODELS or FOR_FILES: count the threads of libraries for this kind as well.
+        model: Name of the model that computes, see `CpuSeconds.of_models`.
     """
 
-    __slots__ = ("_libraries", "_outer", "_part", "_tally")
+    __slots__ = ("_libraries", "_model", "_outer", "_part", "_tally")
 
-    def __init__(self, part: str, tally: CpuSeconds | None = None, *, libraries: str = "") -> None:
-        self._part, self._tally, self._libraries = part, tally, libraries
+    def __init__(
+        self,
+        part: str,
+        tally: CpuSeconds | None = None,
+        *,
+        libraries: str = "",
+        model: str = "",
+    ) -> None:
+        self._part, self._tally, self._libraries, self._model = part, tally, libraries, model
 
     def __enter__(self) -> None:
-        self._outer = (_state.part, _state.tally)
-        _state.switch(self._part, self._tally or _state.tally)
+        self._outer = (_state.part, _state.tally, _state.model)
+        _state.switch(self._part, self._tally or _state.tally, self._model)
 
     def __exit__(self, *_: object) -> None:
         if self._libraries and _state.tally is not None:
-            _state.tally.add(self._part, library_threads.spent(self._libraries))
+            _state.tally.add(self._part, library_threads.spent(self._libraries), self._model)
         _state.switch(*self._outer)
 
 
@@ -123,6 +144,17 @@ def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
             return work(*args, **kwargs)
 
     return call
+
+
+def carried_alike(work: Callable[[], None]) -> Callable[[], None]:
+    """Return `work` for another thread, counted there as this thread's part, model and tally."""
+    part, tally, model = _state.part, _state.tally, _state.model
+
+    def call() -> None:
+        with doing(part, tally, model=model):
+            work()
+
+    return work if tally is None else call
 
 
 def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:

@@ -69,8 +69,8 @@ class CommitRecord(Strict):
     files: tuple[OutFile, ...]  # Files inside a Zarr store included.
     # By stream; empty before layout version 3.
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
-    # timings_s, cpu_s (`common.monitoring`), device, versions, worker, created; and bad_by_class,
-    # error class to quarantined rows, if there are any.
+    # timings_s, cpu_s (`common.monitoring`), device, versions, worker, created. With several models
+    # model_cpu_s, seconds by model. With quarantined rows bad_by_class, rows by error class.
     info: Mapping[str, Any] = field(default_factory=dict)
     layout_version: int = paths.LAYOUT_VERSION
     generation: int = 0  # How often the shard was committed before.

@@ -337,7 +337,7 @@ class _Shard:
             **record.info,
             "timings_s": {**record.info.get("timings_s", {}), **self.timings_s},
             # CPU seconds of the attempt, up to its record.
-            **({} if tally is None else {"cpu_s": monitoring.in_order(tally.seconds())}),
+            **({} if tally is None else _cpu_info(tally)),
             "created": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         text = replace(record, info=info).to_json()
@@ -381,6 +381,13 @@ class _Shard:
             except OSError as error:
                 if isinstance(error, StorageError) and error.transient:
                     return  # from a store that is away nothing can be removed
+
+
+def _cpu_info(tally: monitoring.CpuSeconds) -> dict[str, dict[str, float]]:
+    by_part, by_model = tally.seconds(), tally.of_models()
+    info = {"cpu_s": monitoring.in_order(by_part)}
+    # One model has the whole part `model`.
+    return info | ({"model_cpu_s": monitoring.in_order(by_model)} if len(by_model) > 1 else {})
 
 
 def _files_of(name: str, path: Path) -> list[OutFile]:

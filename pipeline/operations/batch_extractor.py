@@ -98,7 +98,11 @@ class BatchExtractor:
             raise ValueError(f"expected a batch {wanted}, got the columns {[*columns]}")
         clips = columns.pop(self._audio)
         names = [redact(c) if isinstance(c, str) else f"clip {n}" for n, c in enumerate(clips)]
-        items = [Item(str(n), names[n], extra={CLIP: clip}) for n, clip in enumerate(clips)]
+        told = [name for name in self._spec.listener_columns if name in columns]
+        extras = [{name: columns[name][n] for name in told} for n in range(len(clips))]
+        items = [
+            Item(str(n), names[n], extra={CLIP: clip} | extras[n]) for n, clip in enumerate(clips)
+        ]
         done = self._processor().process(items)
         rows: list[FeatureRow | QuarantineRow] = [*done.good, *done.bad]
         rows.sort(key=_place)

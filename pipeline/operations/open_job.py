@@ -102,6 +102,11 @@ def other_audio(old: Item, new: Item) -> bool:
     return other_reference or _other_file(old, new)
 
 
+def other_features(old: Item, new: Item, columns: Sequence[str]) -> bool:
+    """Return True if the audio, or a column that decides features, may have changed."""
+    return other_audio(old, new) or any(old.extra.get(c) != new.extra.get(c) for c in columns)
+
+
 def _other_file(old: Item | Reference, new: Item | Reference) -> bool:
     if old.etag is not None and new.etag is not None:
         return old.etag != new.etag

@@ -25,7 +25,7 @@ from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.driver import events
-from earmill.pipeline.operations.open_job import Changes, compare, other_audio
+from earmill.pipeline.operations.open_job import Changes, compare, other_features
 from earmill.pipeline.operations.retry import RowFilter
 from earmill.pipeline.planning.equal_rows import computes_equal_once, equal_rows
 from earmill.pipeline.planning.make_plan import check_items, known_types
@@ -116,7 +116,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
                 for item in shard.items
                 if item.row_id in matching
                 and item.row_id in listed
-                and other_audio(item, listed[item.row_id])
+                and other_features(item, listed[item.row_id], spec.listener_columns)
             ]
             # A new shard has no commit to replace, so all its matching rows are tried.
             rows |= matching if changed else set()
@@ -200,7 +200,8 @@ class Update:
             item.row_id: (shard.shard_id, item.row_id)
             for shard in self.plan.shards
             for item in shard.items
-            if item.row_id in changed and not other_audio(item, listed[item.row_id])
+            if item.row_id in changed
+            and not other_features(item, listed[item.row_id], self.spec.listener_columns)
         }
         shards = {shard for shard, _ in found.values()}
         records = {k: record for k, record in commits(self.layout).items() if k in shards}
@@ -210,8 +211,9 @@ class Update:
 
     def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
         """Return new rows with the bytes and span of a committed row; reads files of equal size.
-        Rows of pairs are computed, because the reference recordings may differ."""
-        if reference_column(self.spec.source) is not None:
+        Rows of pairs, and of listeners from a column, are computed: the features of equal audio may
+        differ."""
+        if reference_column(self.spec.source) is not None or self.spec.listener_columns:
             return {}
         sizes = {item.size for item in fresh if item.size is not None}
         parts = {}

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from earmill.pipeline.common.redact import has_secrets
 
@@ -58,6 +59,24 @@ class SpecModel(BaseModel):
         for name, field in cls.model_fields.items():
             field.description = meanings.get(name)
         cls.model_rebuild(force=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false for a number: pydantic takes them for 1 and 0."""
+        kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
+        values = value if isinstance(value, list | tuple) else [value]
+        truth = [each for each in values if isinstance(each, bool)]
+        if truth and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"expected a number, got {str(truth[0]).lower()}")
+        return value
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """Yield the types inside an annotation."""
+    yield annotation
+    for argument in get_args(annotation):
+        yield from _kinds(argument)
 
 
 def plain_uri(value: str) -> str:

@@ -23,6 +23,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -301,16 +302,30 @@ class ListenerSpec(SpecModel):
     Args:
         name: Name of the listener; streams of the entry are called `<stream>_<name>`. Streams keep
             their names when null. Several listeners of a model are several entries with names.
+        column: Column of the source with the audiogram of each row, as a mapping or its JSON text;
+            exactly one of column and audiogram.
         audiogram: Hearing loss in dB HL by frequency in Hz, between -20 and 130 dB: linear in dB
             over log frequency, constant beyond the ends.
         ohc_share: Share of outer hair cells in the loss in dB; two thirds when null.
     """
 
     name: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
+    column: str | None = None
     audiogram: Annotated[
-        dict[str, Loss], BeforeValidator(partial(checked_audiogram, "the audiogram"))
-    ]
+        dict[str, Loss] | None, BeforeValidator(partial(checked_audiogram, "the audiogram"))
+    ] = Field(default=None, validate_default=True)
     ohc_share: float | None = Field(default=None, ge=0, le=1)
+
+    @field_validator("audiogram")
+    @classmethod
+    def _or_column(
+        cls, value: dict[str, float] | None, info: ValidationInfo
+    ) -> dict[str, float] | None:
+        if value is None and info.data.get("column") is None:
+            raise ValueError("missing; expected an audiogram here, or its column in column")
+        if value is not None and info.data.get("column") is not None:
+            raise ValueError("expected an audiogram or a column, got both; leave one out")
+        return value
 
 
 class ExtractSpec(SpecModel):
@@ -431,6 +446,21 @@ class JobSpec(SpecModel):
         check_unique_streams(
             [(each.model, each.stream_name(s)) for each in self.extract for s in each.streams or ()]
         )
+        return self
+
+    @property
+    def listener_columns(self) -> tuple[str, ...]:
+        """Columns of the source that hold audiograms."""
+        listeners = (each.listener for each in self.extract)
+        return tuple(one.column for one in listeners if one is not None and one.column is not None)
+
+    @model_validator(mode="after")
+    def _listeners_are_of_rows(self) -> JobSpec:
+        if self.listener_columns and self.output.equal_files_once:
+            raise ValueError(
+                "expected no output.equal_files_once in a job with listener.column, because equal "
+                "files may have different listeners; leave one of the two out"
+            )
         return self
 
     @model_validator(mode="after")

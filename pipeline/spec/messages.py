@@ -42,6 +42,9 @@ Node = type[BaseModel] | None
 def explain(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> str:
     """Return the main error of a validation as one line, and the number of other errors."""
     details = error.errors(include_url=False, include_context=True)
+    # A list without a good entry is too short as well.
+    entries = {detail["loc"][:-k] for detail in details for k in range(1, len(detail["loc"]))}
+    details = [d for d in details if d["type"] != "too_short" or d["loc"] not in entries]
     # A misspelt required key shows up twice; the misspelling is the cause, so it goes first.
     details.sort(key=lambda detail: detail["type"] != "extra_forbidden")
     line = _explain_one(details[0], model, data)

@@ -21,7 +21,7 @@ from earmill.pipeline.common.errors import MissingPackageError, SpecError
 from earmill.pipeline.common.machine import run_python
 from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.user_cache import keep, models_key, read_kept
-from earmill.pipeline.spec.job import JobSpec, check_unique_streams
+from earmill.pipeline.spec.job import ExtractSpec, JobSpec, ListenerSpec, check_unique_streams
 from earmill.pipeline.spec.source import reference_column
 from earmill.pipeline.spec.spans import warm_up_s
 
@@ -63,12 +63,27 @@ class BuiltModel:
     record: Mapping[str, Any]
 
 
+# A loss of 0 dB has the bits of normal hearing: it stands for the audiograms of a column.
+NO_LOSS = {"1000": 0.0}
+
+
 def entries_of(spec: JobSpec) -> list[dict[str, Any]]:
     """Return `build_extractor`'s arguments for every model of the job."""
-    return [
-        dict(entry) | {"listener": None if entry.listener is None else dict(entry.listener)}
-        for entry in spec.extract
-    ]
+    return [dict(entry) | {"listener": _listener(entry.listener)} for entry in spec.extract]
+
+
+def _listener(spec: ListenerSpec | None) -> dict[str, Any] | None:
+    if spec is None:
+        return None
+    return spec.model_dump(exclude={"column"}) | {"audiogram": spec.audiogram or NO_LOSS}
+
+
+def _record(entry: ExtractSpec, extractor: Extractor) -> dict[str, Any]:
+    """Return the provenance record of a model; a column stands for the audiograms of its rows."""
+    record = extractor.describe()
+    if entry.listener is not None and entry.listener.column is not None:
+        record["params"] = record["params"] | {"audiogram": {"column": entry.listener.column}}
+    return record
 
 
 def validate_models(spec: JobSpec) -> list[Extractor]:
@@ -122,7 +137,8 @@ def _answer(spec: JobSpec) -> dict[str, Any]:
         return {"error": str(error)}
     except ImportError as error:
         return {"missing": str(missing_package(error))}
-    return {"models": [(Description.of(one).to_dict(), one.describe()) for one in extractors]}
+    pairs = zip(spec.extract, extractors, strict=True)
+    return {"models": [(Description.of(m).to_dict(), _record(entry, m)) for entry, m in pairs]}
 
 
 def describe_models(spec: JobSpec) -> list[Description]:

@@ -11,10 +11,11 @@ import math
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,8 +34,10 @@ from earmill.pipeline.common.monitoring import (
     doing,
 )
 from earmill.pipeline.formats.values import BLOCK_FRAMES, Caster, CastError, Frames, Spilled, Values
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.device import DeviceInput, Gpu, device_errors
 from earmill.pipeline.worker.launches import LaunchBatcher
+from earmill.pipeline.worker.listeners import ColumnListeners
 from earmill.pipeline.worker.prefetch import prefetched
 from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip, ModelOutput
 
@@ -182,8 +185,9 @@ class Extraction:
         pool: Executor,
         spill_folder: str | None,
         ahead_bytes: int,
+        listeners: Mapping[int, ColumnListeners] = MappingProxyType({}),
     ) -> None:
-        self._extractors = tuple(extractors)
+        self._extractors, self._listeners = tuple(extractors), listeners
         self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
         self._ahead_bytes = ahead_bytes
         # Models that one caller at a time may use, beside others that several use; by number.
@@ -202,7 +206,8 @@ class Extraction:
         for batch in form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz)):
             counts.batch([lengths[position] for position in batch])
             by_model = zip(*(clips[position].signals for position in batch), strict=True)
-            begun.append((batch, self._callers.submit(extract, list(by_model))))
+            items = [clips[position].item for position in batch]
+            begun.append((batch, self._callers.submit(extract, list(by_model), items)))
         return begun
 
     def long(self, clip: LongClip) -> list[CastFeatures]:
@@ -216,7 +221,8 @@ class Extraction:
         from amtcore.errors import NonFiniteError  # loads torch, which only workers need
 
         channels = len(clip.channels)
-        streams = [[model.open_stream() for model in self._extractors] for _ in range(channels)]
+        models = [self._models(n, [clip.item])[0] for n in range(len(self._extractors))]
+        streams = [[model.open_stream() for model in models] for _ in range(channels)]
         wholes = [CastFeatures() for _ in range(channels)]
         infos = [info for model in self._extractors for info in model.streams]
         owns = [clip.preparer.frame_trim(clip.item, infos) for _ in range(channels)]
@@ -231,13 +237,14 @@ class Extraction:
         try:
             for piece in pieces:
                 for channel, signals in enumerate(piece):
-                    for stream, signal in zip(streams[channel], signals, strict=True):
-                        with doing(MODEL, libraries=FOR_MODELS):
+                    pushes = zip(self._extractors, streams[channel], signals, strict=True)
+                    for model, stream, signal in pushes:
+                        with doing(MODEL, libraries=FOR_MODELS, model=model.model):
                             made = stream.push(signal)
                         self._spill(wholes[channel], made, owns[channel])
             for whole, of_models, own in zip(wholes, streams, owns, strict=True):
-                for stream in of_models:
-                    with doing(MODEL, libraries=FOR_MODELS):
+                for model, stream in zip(self._extractors, of_models, strict=True):
+                    with doing(MODEL, libraries=FOR_MODELS, model=model.model):
                         made = stream.finish()
                     self._spill(whole, made, own, last=True)
                 if own is not None:
@@ -248,14 +255,25 @@ class Extraction:
             pieces.close()
         return wholes
 
-    def _extract(self, by_model: Sequence[Sequence[Any]]) -> list[ModelOutput]:
+    def _models(self, index: int, items: Sequence[Item]) -> list[Extractor]:
+        """Return the extractor of a model for each row."""
+        listeners = self._listeners.get(index)
+        return [self._extractors[index]] * len(items) if listeners is None else listeners.of(items)
+
+    def _extract(
+        self, by_model: Sequence[Sequence[Any]], items: Sequence[Item]
+    ) -> list[ModelOutput]:
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
-            lock = self._one_caller.get(index, nullcontext())
-            with lock, doing(MODEL, libraries=FOR_MODELS):
-                made = extracted(self._extractors[index], signals)
-            for row, streams in zip(features, made, strict=True):
-                row |= streams
+            lock, name = self._one_caller.get(index, nullcontext()), self._extractors[index].model
+            with lock, doing(MODEL, libraries=FOR_MODELS, model=name):
+                places: dict[Extractor, list[int]] = {}
+                for place, model in enumerate(self._models(index, items)):
+                    places.setdefault(model, []).append(place)
+                for model, of_model in places.items():
+                    made = extracted(model, [signals[place] for place in of_model])
+                    for place, streams in zip(of_model, made, strict=True):
+                        features[place] |= streams
         return [*features]
 
     def _spill(
@@ -327,4 +345,4 @@ class GpuExtraction(Extraction):
                     one if isinstance(one, np.ndarray) else one.cpu().numpy()
                     for one in by_model[index]
                 ]
-            return self._extract(by_model)
+            return self._extract(by_model, [clip.item for clip in clips])

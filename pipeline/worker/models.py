@@ -22,6 +22,7 @@ import numpy as np
 from earmill.pipeline.audio.channels import EARS
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.machine import Threads, cores
+from earmill.pipeline.common.monitoring import carried_alike
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.provenance import device_info
 from earmill.pipeline.formats.moments import RunningMoments
@@ -56,6 +57,9 @@ class WarmModels:
 
 def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
     """Build the models and run each once, on the device `wanted` (cpu, cuda, or auto)."""
+    from amtcore.kernels.vector.threads import set_carrier
+
+    set_carrier(carried_alike)
     gpu, note = choose_gpu(wanted)
     exercise_casts()
     if gpu is not None:

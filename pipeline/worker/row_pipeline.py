@@ -52,6 +52,7 @@ from earmill.pipeline.worker.extraction import (
     Ticket,
     stored,
 )
+from earmill.pipeline.worker.listeners import column_listeners
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from earmill.pipeline.worker.pairs import FetchedRow, PairStream, joined
 from earmill.pipeline.worker.prefetch import prefetched
@@ -137,8 +138,10 @@ class RowProcessor:
         # Lasting threads, one a shard, because a streamed source keeps its place per thread.
         self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="feed")
         self._ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
+        self._listeners = column_listeners(spec, self._extractors)
         options: dict[str, Any] = {
             "cast": self._cast,
+            "listeners": self._listeners,
             "pool": self._pool,
             "spill_folder": spill_folder,
             "ahead_bytes": self._ahead_bytes,
@@ -190,6 +193,12 @@ class RowProcessor:
         )
 
     def prepare(self, item: Item, stream: BinaryIO | PairStream) -> list[Clip] | LongClip:
+        try:
+            for listeners in self._listeners.values():
+                listeners.of([item])
+        except RowError:
+            stream.close()
+            raise
         prepared = self._preparer.open(item, stream)
         if isinstance(prepared, LongClip):
             of_whole = [

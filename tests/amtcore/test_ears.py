@@ -440,5 +440,5 @@ def test_frequency_response_for_any_number_of_points(build: Callable[[], Any], n
         expected = 20 * np.log10(np.abs(expected))
     np.testing.assert_allclose(response.numpy(), expected, atol=1e-6)
     for wrong in (0, -1, 1.5, True, "8192"):
-        with pytest.raises(ParameterError, match="nfft must be a whole number at least 1"):
+        with pytest.raises(ParameterError, match="nfft must be a whole number between 1"):
             ear.get_frequency_response(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,10 @@ def test_memory_of_a_long_signal_is_bounded() -> None:
         ("melspectrogram", {"f_min": 5000.0, "f_max": 400.0}, "f_min < f_max, got 5000 and 400"),
         ("melspectrogram", {"f_max": 9000.0}, "at most half the sampling rate"),
         ("melspectrogram", {"win_length": 500}, r"win_length must be 1 to n_fft \(400\), got 500"),
-        ("melspectrogram", {"hop_length": 0}, "hop_length must be above 0, got 0"),
+        ("melspectrogram", {"hop_length": 0}, "hop_length must be above 0 and at most 1e"),
+        ("melspectrogram", {"n_fft": 10**30}, "n_fft must be above 0 and at most 1e"),
+        ("melspectrogram", {"n_mels": 1e9}, "n_mels must be above 0 and at most 10000"),
+        ("melspectrogram", {"power": math.inf}, "power must be above 0 and at most 10"),
         ("melspectrogram", {"log": "dB"}, "'log': expected 'db' or 'ln' or 'log10' or null"),
         ("melspectrogram", {"log": "ln", "top_db": 80.0}, "goes with log 'db'"),
         ("mfcc", {"n_mfcc": 41}, r"n_mfcc must be 1 to n_mels \(40\), got 41"),

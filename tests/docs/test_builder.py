@@ -14,7 +14,7 @@ import earmill
 from docs.builder import hooks, notebooks
 from docs.builder.blocks import blocks_of
 from docs.builder.docstrings import with_code_blocks
-from docs.builder.figures import NAMES, make, structure
+from docs.builder.figures import NAMES, make, scores, structure
 from earmill import formats, ray, sources, testing
 from tests.docs.page_code import commands_of
 
@@ -185,6 +185,16 @@ def test_notebooks_are_those_of_the_pages(page: Path) -> None:
     assert kept == notebooks.notebook(page.read_text()), "run: python -m docs.builder.notebooks"
     kinds = [cell["cell_type"] for cell in json.loads(kept)["cells"]]
     assert kinds.count("code") > 5 and "markdown" in kinds
+
+
+def test_the_drawing_of_scores_has_the_numbers_of_its_page() -> None:
+    printed = scores.printed_scores()
+    assert list(printed) == ["SRMR", "STOI"]
+    for rooms, by_noise in printed.values():
+        assert rooms == ["none", "0.2", "0.4", "0.8", "1.6"]
+        assert list(by_noise) == ["clean", "20dB", "15dB", "10dB", "5dB", "0dB", "-5dB"]
+        assert {len(line) for line in by_noise.values()} == {5}
+    assert printed["SRMR"][1]["5dB"][-1] == 1.5 and printed["STOI"][1]["clean"][0] == 1.0
 
 
 @pytest.mark.long

@@ -1,7 +1,8 @@
-"""A job with two listeners beside normal hearing, and what a listener does to a job's hash."""
+"""Jobs with listeners: two beside normal hearing, or one a row, and the hash of a listener."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 
 import earmill
 from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import describe_models
+from earmill.pipeline.worker.models import build_extractors
+from earmill.pipeline.worker.row_pipeline import RowProcessor
 from tests.pipeline.again_jobs import shards_run_here
 from tests.pipeline.audio_factory import encode, speech_like
 
@@ -115,3 +119,121 @@ def test_streams_of_one_name_are_refused(tmp_path: Path) -> None:
     by_default = {"model": "carfac", "listener": {"audiogram": MILD}}
     with pytest.raises(SpecError, match="stream 'nap' comes from both"):
         describe_models(JobSpec.load(job(tmp_path, {"model": "carfac"}, by_default)))
+
+
+FLAT = {"1000": 40}
+BAD = {
+    "none": ("", "expected an audiogram, got nothing"),
+    "empty": ("{}", "with at least one frequency"),
+    "loud": ('{"1000": 500}', "losses between -20 and 130 dB"),
+    "text": ("mild", "column 'audiogram': Expecting value"),
+    "list": ("[20, 40]", "dB HL by frequency in Hz"),
+    "deep": ("[" * 100_000, "nested too deeply"),
+}
+COLUMN = ENTRY | {"listener": {"name": "own", "column": "audiogram"}}
+
+
+def write_rows(folder: Path, rows: dict[str, str]) -> str:
+    """A manifest of one file, whose rows differ in their audiograms alone."""
+    path = folder / "rows.csv"
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "uri", "audiogram"])
+        table.writerows([row_id, "audio/a.wav", cell] for row_id, cell in rows.items())
+    return str(path)
+
+
+def column_job(folder: Path, rows: dict[str, str], *extract: dict[str, Any]) -> dict[str, Any]:
+    """A job on rows with audiograms of their own."""
+    made = job(folder, *extract)
+    made["source"] = {"kind": "manifest", "uri": write_rows(folder, rows)}
+    made["run"]["max_bad_fraction"] = 1.0
+    return made
+
+
+@pytest.fixture(scope="module")
+def heard_by(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """Features of the clip in a job with fixed listeners, by listener."""
+    folder = tmp_path_factory.mktemp("fixed")
+    with shards_run_here():
+        earmill.extract(job(folder, heard("mild", MILD), heard("flat", FLAT)))
+    features = earmill.open_features(folder / "out")[0].features
+    return {name: features[f"envelope_{name}"] for name in ("mild", "flat")}
+
+
+def test_each_row_has_the_listener_of_its_column(
+    tmp_path: Path, heard_by: dict[str, np.ndarray]
+) -> None:
+    mild, flat = json.dumps(MILD), json.dumps(FLAT)
+    good = {"a": mild, "b": flat, "c": mild, "d": '{"1000": 0}'}
+    cells = good | {row_id: cell for row_id, (cell, _) in BAD.items()}
+    spec = column_job(tmp_path, cells, ENTRY, COLUMN)
+    with shards_run_here():
+        end = earmill.extract(spec)
+    assert (end.rows_ok, end.rows_bad) == (len(good), len(BAD))
+    found = earmill.open_features(tmp_path / "out")
+    rows = {row.row_id: row.features for row in found}
+    for row_id, name in (("a", "mild"), ("b", "flat"), ("c", "mild")):
+        np.testing.assert_array_equal(rows[row_id]["envelope_own"], heard_by[name])
+    for features in rows.values():
+        np.testing.assert_array_equal(features["envelope"], rows["d"]["envelope_own"])
+    bad = {row["row_id"]: row for row in found.quarantine.to_pylist()}
+    assert bad.keys() == BAD.keys()
+    for row_id, (_, text) in BAD.items():
+        assert bad[row_id]["error_class"] == "bad_listener" and text in bad[row_id]["message"]
+    assert earmill.verify_deep(tmp_path / "out", 4).equal == 4
+    provenance = json.loads((tmp_path / "out" / "dataset.json").read_text())["provenance"]
+    assert provenance["models"][1]["params"]["audiogram"] == {"column": "audiogram"}
+
+    # One audiogram is another, two are repaired, and a new row has the bytes of the others.
+    write_rows(tmp_path, cells | {"a": flat, "none": flat, "text": mild, "new": mild})
+    with shards_run_here():
+        earmill.extract(spec, update=True)
+    rows = {row.row_id: row.features for row in earmill.open_features(tmp_path / "out")}
+    assert rows.keys() == {*good, "none", "text", "new"}
+    of = {"a": "flat", "b": "flat", "c": "mild", "none": "flat", "text": "mild", "new": "mild"}
+    for row_id, name in of.items():
+        np.testing.assert_array_equal(rows[row_id]["envelope_own"], heard_by[name], row_id)
+
+
+def test_a_repaired_audiogram_is_retried(tmp_path: Path, heard_by: dict[str, np.ndarray]) -> None:
+    spec = column_job(tmp_path, {"a": json.dumps(FLAT), "b": ""}, COLUMN)
+    with shards_run_here():
+        earmill.extract(spec)
+        write_rows(tmp_path, {"a": json.dumps(FLAT), "b": json.dumps(MILD)})
+        earmill.retry(tmp_path / "out")
+    rows = {row.row_id: row.features for row in earmill.open_features(tmp_path / "out")}
+    np.testing.assert_array_equal(rows["b"]["envelope_own"], heard_by["mild"])
+
+
+def test_a_long_row_has_its_listener(tmp_path: Path) -> None:
+    made = {}
+    for name, entry in (("own", COLUMN), ("flat", heard("own", FLAT))):
+        spec = JobSpec.load(column_job(tmp_path, {"a": json.dumps(FLAT)}, entry))
+        source = open_source(spec.source)
+        rows = RowProcessor(spec, source, build_extractors(spec, 1), decode_threads=1, long_s=0.3)
+        (row,) = rows.process(list(source.items())).good
+        made[name] = np.asarray(row.streams["envelope_own"])
+        rows.close()
+    assert made["own"].any()
+    np.testing.assert_array_equal(made["own"], made["flat"])
+
+
+def test_clips_of_a_batch_have_their_listeners(
+    tmp_path: Path, heard_by: dict[str, np.ndarray]
+) -> None:
+    extractor = earmill.BatchExtractor({"extract": [COLUMN]}, audio="bytes")
+    clip = tmp_path / "a.wav"
+    clip.write_bytes(encode(speech_like(1.0, 16000), rate_hz=16000))
+    made = extractor({"bytes": [clip.read_bytes()] * 3, "audiogram": [MILD, FLAT, None]})
+    assert made["error"][:2] == ["", ""] and "bad_listener" in made["error"][2]
+    for frames, name in zip(made["envelope_own"][:2], ("mild", "flat"), strict=True):
+        np.testing.assert_array_equal(frames, heard_by[name])
+
+
+def test_a_column_is_no_audiogram_and_has_no_equal_files(tmp_path: Path) -> None:
+    both = ENTRY | {"listener": {"column": "audiogram", "audiogram": MILD}}
+    with pytest.raises(SpecError, match="expected an audiogram or a column, got both"):
+        JobSpec.load(job(tmp_path, both))
+    with pytest.raises(SpecError, match=r"expected no output\.equal_files_once"):
+        JobSpec.load(job(tmp_path, COLUMN), overrides=["output.equal_files_once=true"])

@@ -128,7 +128,7 @@ def test_inspect_lists_chosen_rows(tmp_path: Path, arguments: list[str], wanted:
     assert [each["row_id"] for each in json.loads(as_json.output)] == ids
 
 
-@pytest.mark.parametrize("limit", ["lufs=1", "row_id=1", "seconds", "seconds=loud"])
+@pytest.mark.parametrize("limit", ["lufs=1", "row_id=1", "seconds", "seconds=loud", "seconds=nan"])
 def test_inspect_refuses_other_limits(tmp_path: Path, limit: str) -> None:
     place = str(written(tmp_path))
     refused = CliRunner().invoke(app, ["inspect", place, "--where-min", limit])

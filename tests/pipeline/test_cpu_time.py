@@ -1,7 +1,8 @@
-"""Where CPU time goes: parts that add up, in one thread, in several, and in those of libraries."""
+"""CPU time by part: parts that add up, in one thread, in several, and in threads of libraries."""
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from amtcore.kernels.vector import threads
 from earmill.pipeline.common import monitoring
 from earmill.pipeline.common.monitoring import (
     CpuSeconds,
     LibraryThreads,
     carried,
+    carried_alike,
     counted,
     current,
     doing,
@@ -61,6 +64,53 @@ def test_time_goes_to_the_innermost_part_and_none_of_it_twice() -> None:
     assert sum(found.values()) == pytest.approx(spent, abs=CLOCKS_S)
     assert whole.seconds() == found
     assert current() is None
+
+
+def test_time_of_models_is_a_part_and_known_by_model(
+    libraries: tuple[Library, Library, Library], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, kernels, _ = libraries
+    monkeypatch.setattr(monitoring, "library_threads", LibraryThreads())
+    whole = CpuSeconds()
+    tally = CpuSeconds(whole)
+    with doing("model", tally):
+        with doing("model", libraries=monitoring.FOR_MODELS, model="a"):
+            kernels(0.01)
+            with doing("encode"):
+                spend(0.005)
+        with doing("model", model="b"):
+            spend(0.02)
+        with doing("model", model="a"):
+            spend(0.005)
+        spend(0.01)
+    assert tally.of_models() == whole.of_models()
+    by_model = tally.of_models()
+    assert by_model["a"] == pytest.approx(0.015, abs=CLOCKS_S)
+    assert by_model["b"] == pytest.approx(0.02, abs=CLOCKS_S)
+    assert tally.seconds() == {
+        "model": pytest.approx(sum(by_model.values()) + 0.01, abs=CLOCKS_S),
+        "encode": pytest.approx(0.005, abs=CLOCKS_S),
+    }
+
+
+def test_kernels_count_for_the_model_that_calls_them_beside_another_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "_carrier", None)
+    threads.set_carrier(carried_alike)
+    tally, begun = CpuSeconds(), threading.Barrier(2)
+
+    def extract(model: str, seconds: float) -> None:
+        with doing("model", tally, libraries=monitoring.FOR_MODELS, model=model):
+            begun.wait()
+            threads.parallel_for(lambda _: spend(seconds / 4), 4)
+
+    with ThreadPoolExecutor(2) as callers:
+        for done in [callers.submit(extract, "a", 0.04), callers.submit(extract, "b", 0.12)]:
+            done.result()
+    by_model = tally.of_models()
+    assert by_model["a"] == pytest.approx(0.04, abs=5 * CLOCKS_S)
+    assert by_model["b"] == pytest.approx(0.12, abs=5 * CLOCKS_S)
 
 
 def test_a_part_counts_for_nobody_where_nobody_counts() -> None:
@@ -181,7 +231,9 @@ def test_a_worker_s_parts_are_its_process_s_time(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     corpus = write_corpus(tmp_path / "corpus", 6, seconds=4.0)
-    spec = JobSpec.load(write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=9))
+    path = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=9)
+    models = [{"model": "dau1997", "fs_hz": 16000}, {"model": "melspectrogram"}]
+    spec = JobSpec.load(path, [f"extract={json.dumps(models)}"])
     plan = make_plan(open_source(spec.source), spec)
     runner = ShardRunner(WorkerJob(spec, plan.plan_id, 2, str(tmp_path)))
     runner.warm_up()
@@ -202,6 +254,10 @@ def test_a_worker_s_parts_are_its_process_s_time(
         told = sum(record[part] for record in records)
         assert 0 < told <= found[part] + CLOCKS_S, part
     assert sum(record["model"] for record in records) == pytest.approx(found["model"], abs=0.01)
+    for record in commits(Layout.open(spec.output.uri)).values():
+        by_model, of_all = record.info["model_cpu_s"], record.info["cpu_s"]["model"]
+        assert list(by_model) == ["dau1997", "melspectrogram"] and min(by_model.values()) > 0
+        assert 0.9 * of_all < sum(by_model.values()) <= of_all + 1e-5
 
 
 def worker(pid: int, threads: int) -> Any:

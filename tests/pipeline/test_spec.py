@@ -331,6 +331,9 @@ class TestMessages:
             ("source.uri=", "source.uri: expected text, got None"),
             ("source.uri=' '", "source.uri: expected a path or URI, got an empty string"),
             ("name=a b", "name: string should match pattern"),
+            ("run.workers=true", "run.workers: expected a number, got true"),
+            ("output.shard_seconds=yes", "output.shard_seconds: expected a number, got true"),
+            ("run.max_bad_fraction=false", "run.max_bad_fraction: expected a number, got false"),
         ],
     )
     def test_a_wrong_value(self, override: str, expected: str) -> None:
@@ -342,6 +345,12 @@ class TestMessages:
         message = error_of(JOB, "run.workers=0", "output.shard_rows=0", "audio.x=1")
         assert message.startswith("job: audio.x: unknown key")
         assert message.endswith("(and 2 more)")
+
+    def test_a_list_of_one_bad_entry_is_one_error(self) -> None:
+        variants = {"of": [{"name": "loud", "gain_db": 1000}]}
+        message = error_of(job(audio={"variants": variants}))
+        assert message.startswith("job: audio.variants.of.0.gain_db: ")
+        assert message.endswith("got 1000")
 
     def test_a_stream_from_two_models(self) -> None:
         entry = JOB["extract"][0]

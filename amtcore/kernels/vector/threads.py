@@ -20,11 +20,14 @@ import torch
 from amtcore.errors import ParameterError
 
 T = TypeVar("T")
+Work = Callable[[], None]
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _threads = 0
 _of_torch = 0  # torch's number while `one_torch_thread` hides it
 _local = threading.local()
+#: Wraps the work of a call of `parallel_for` for the threads of the pool, see `set_carrier`.
+_carrier: Callable[[Work], Work] | None = None
 
 
 def get_num_threads() -> int:
@@ -58,6 +61,16 @@ def set_num_threads(threads: int) -> None:
     with _lock:
         if threads != _threads:
             _threads, _pool = threads, None
+
+
+def set_carrier(carrier: Callable[[Work], Work]) -> None:
+    """Wrap the work of each later call of `parallel_for`, to count its CPU time for the caller.
+
+    Args:
+        carrier: Called on the caller's thread; the function it returns runs on each pool thread.
+    """
+    global _carrier
+    _carrier = carrier
 
 
 def _forget() -> None:
@@ -105,7 +118,8 @@ def parallel_for(function: Callable[[int], None], count: int) -> None:
                 return
 
     own, pool = torch.get_num_threads(), _get_pool()
-    wait([pool.submit(take) for _ in range(min(count, get_num_threads()))])
+    work = take if _carrier is None else _carrier(take)
+    wait([pool.submit(work) for _ in range(min(count, get_num_threads()))])
     # A thread that starts with one torch thread makes that the default of later ones: undo it.
     torch.set_num_threads(own)
     if failures:

@@ -17,6 +17,7 @@ _MODULES = {
     ),
     "loudness": ("growth", "loudness_time", "patterns", "two_ears"),
     "neurons": ("neuron",),
+    "scores": ("room_scores",),
     "structure": ("layers", "rooms", "model_rooms", "kernel_rooms"),
 }
 NAMES = {name: module for module, names in _MODULES.items() for name in names}
