@@ -150,8 +150,9 @@ def _like(frames: Tensor, signal: Tensor) -> Tensor:
 class ZwickerLoudness(FrameModule):
     """Loudness and specific loudness of one signal.
 
-    Outputs over time have a frame every 2 ms, the first at sample 0. With `method="stationary"`
-    outputs are one row a clip, without `n_inst` and `statistics`.
+    Outputs over time have a frame every 2 ms, the first at sample 0. A stream computes them in
+    blocks of 1.92 s. With `method="stationary"` outputs are one row a clip, without `n_inst` and
+    `statistics`.
 
     - `n`: Loudness in sone.
     - `n_spec`: Specific loudness in sone/Bark at 0.1, 0.2, .. 24 Bark.
