@@ -1,8 +1,8 @@
 """CPU time of a job of eight models, by part and by model, as the job's own records have it.
 
-`tests.chaos.test_eight_models` kills and resumes this job: one pass over generated speech in FLAC,
-to Zarr. Here the job runs once, uninterrupted. Commit records have the CPU seconds of their shard by
-part and by model; the summary has the CPU seconds of the whole run.
+The job makes one pass over generated speech in FLAC, to Zarr, and runs once, uninterrupted. A test,
+`tests.chaos.test_eight_models`, kills and resumes a job of these models. Commit records have the
+CPU seconds of their shard by part and by model. The summary has the CPU seconds of the whole run.
 """
 
 from __future__ import annotations

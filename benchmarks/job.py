@@ -19,10 +19,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import psutil
@@ -146,21 +148,28 @@ def busy() -> float:
 
 
 def run_job(
-    root: Path, spec: dict, *, observed: bool = False
+    root: Path,
+    spec: dict,
+    *,
+    observed: bool = False,
+    shards: Mapping[str, float] = MappingProxyType({"shard_seconds": 300}),
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, dict], list[Memory]]:
     """Run the command line in a process of its own; the output goes to `root`.
 
     Returns its last event of each kind with its time and the machine's CPU time, and the memory of
-    each process if `observed`.
+    each process if `observed`. The package is the one that `python` imports.
     """
-    output = {"uri": str(root / "out"), "formats": ["zarr"], "shard_seconds": 300}
+    output = {"uri": str(root / "out"), "formats": ["zarr"], **shards}
     spec, job = {**spec, "output": output}, root / "job.yaml"
     job.write_text(json.dumps(spec))  # JSON is YAML
-    command = [sys.executable, "-m", "earmill.jobs.start", "extract", str(job), "--json"]
+    command = [python, str(Path(python).with_name("earmill")), "extract", str(job), "--json"]
     begin = time.perf_counter()
     events: dict[str, dict] = {}
     over = threading.Event()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    options: Any = {"env": {**os.environ, **(environment or {})}, "cwd": root}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) as process:
         observer = Observer(process.pid)
 
         def watch() -> None:

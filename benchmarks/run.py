@@ -19,6 +19,7 @@ SCRIPTS = (
     "loudness",
     "alternatives",
     "job",
+    "stand_in_device",
     "eight_models",
     "stereo_job",
     "decoding",

@@ -14,6 +14,7 @@ import numpy as np
 
 from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
 from earmill.pipeline.common.errors import SourceError
+from earmill.pipeline.common.text import nearest
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, ShardWriter, StoredShard, cut, typed_columns
@@ -110,12 +111,19 @@ class _Listing:
             raise SourceError(
                 "expected column types from the source before its first row, got other types later"
             )
+        types = with_known(self._types, columns)
+        for column in self._spec.listener_columns:
+            if column not in types:
+                raise SourceError(
+                    f"listener.column: no row of the source has a column {column!r}"
+                    f"{nearest(column, [*types])} (found: {', '.join(types) or 'none'})"
+                )
         plan = Plan(
             str(self._writer.plan_id),
             self._spec.sha256(),
             tuple(shards),
             skipped=dict(self._source.skipped()),
-            extra_types=with_known(self._types, columns),
+            extra_types=types,
             extra_labels={name: list(names) for name, names in columns.labels.items()},
             dropped=dict(columns.dropped),
             estimated=self._writer.estimated,

@@ -8,6 +8,7 @@ become a table of whole numbers. A long clip goes through chunk by chunk, its fe
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -133,6 +134,8 @@ def stored(made: ModelOutput, cast: Caster) -> CastFeatures:
 BATCH_S = 160.0
 # Callers of models that several callers may use: one computes, the next one is ready.
 CALLERS = 2
+# Shards that are decoded at a time for a GPU: one alone would wait for its first bytes.
+DECODED_SHARDS = 2
 
 # Positions of clips that are computed together, and the features of each.
 Batch = tuple[Sequence[int], Future[list[ModelOutput]]]
@@ -143,9 +146,10 @@ class Ticket:
     queue: ModelQueue
 
     def wait(self) -> None:
-        """Return when all earlier tickets were given back."""
-        with self.queue.changed:
-            self.queue.changed.wait_for(lambda: self.queue.tickets[0] is self)
+        """Return when fewer than `served` earlier tickets are out, or this one was given back."""
+        queue = self.queue
+        with queue.changed:
+            queue.changed.wait_for(lambda: self not in [*queue.tickets][queue.served :])
 
     def give_back(self) -> None:
         with self.queue.changed:
@@ -155,9 +159,10 @@ class Ticket:
 
 
 class ModelQueue:
-    """First-in, first-out access of shards to the models."""
+    """First-in, first-out access of shards to the models, of `served` shards at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, served: int = 1) -> None:
+        self.served = served
         self.changed = threading.Condition()
         self.tickets: deque[Ticket] = deque()
 
@@ -175,6 +180,7 @@ class ModelQueue:
 class Extraction:
     """The models of a job; `pool` reads long clips ahead, by `ahead_bytes` at most."""
 
+    # Windows of a shard that may be under way while its next one is gathered.
     windows_ahead = 1
 
     def __init__(
@@ -210,8 +216,8 @@ class Extraction:
             begun.append((batch, self._callers.submit(extract, list(by_model), items)))
         return begun
 
-    def long(self, clip: LongClip) -> list[CastFeatures]:
-        """Return the features of a long clip, by channel; they go to files as they are made."""
+    def long(self, clip: LongClip, ticket: Ticket) -> list[CastFeatures]:
+        """Return the features of a long clip, by channel, in files; `ticket` is its shard's."""
         return self._callers.submit(carried(MODEL, self._long), clip).result()
 
     def close(self) -> None:
@@ -287,8 +293,8 @@ class Extraction:
 class GpuExtraction(Extraction):
     """A job's models on a GPU, for the clips of all shards; `cpu` gets the launches' CPU time."""
 
-    # A launch is waited for where it begins.
-    windows_ahead = 0
+    # The queue of clips is bounded, so a shard need not wait for its own.
+    windows_ahead = sys.maxsize
 
     def __init__(
         self,
@@ -299,6 +305,7 @@ class GpuExtraction(Extraction):
     ) -> None:
         super().__init__(extractors, **options)
         self._cpu = cpu
+        self._queue = ModelQueue(DECODED_SHARDS)
         self._input = DeviceInput(gpu)
         # Models without kernels for GPUs run on the processor, where one caller may use them.
         self._one_caller = {
@@ -307,22 +314,23 @@ class GpuExtraction(Extraction):
             if extractor.backend.name == "cpu"
         }
         self._launches = LaunchBatcher(self._run_launch, most_bytes=gpu.launch_bytes())
+        counts.watch(self._launches)
 
     @contextmanager
     def shard(self) -> Iterator[Ticket]:
-        # Shards share launches, so none waits for another.
-        with self._launches.shard(), ModelQueue().ticket() as ticket:
+        # Shards are decoded in order: if all were decoded together, all would be done together, and
+        # the device would idle while they are written.
+        with self._queue.ticket() as ticket:
+            ticket.wait()
             yield ticket
 
     def begin(self, clips: Sequence[Clip]) -> list[Batch]:
-        made = Future[list[ModelOutput]]()
-        made.set_result(self._launches.extract(clips))
-        return [(range(len(clips)), made)]
+        return [(range(len(clips)), self._launches.submit(clips))]
 
-    def long(self, clip: LongClip) -> list[CastFeatures]:
-        # No launch waits for a shard that is busy with an hour of audio.
+    def long(self, clip: LongClip, ticket: Ticket) -> list[CastFeatures]:
+        # No shard waits for one that is busy with an hour of audio.
+        ticket.give_back()
         with ExitStack() as inside:
-            inside.enter_context(self._launches.away())
             # Held for the whole clip: a stream's state is its own, its kernels' buffers are not.
             for lock in self._one_caller.values():
                 inside.enter_context(lock)

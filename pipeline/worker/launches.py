@@ -1,20 +1,20 @@
 """Launches of clips on a GPU.
 
-A launch has the clips of many shards, because one shard does not fill a GPU. It begins when enough
-clips wait, when every shard inside `LaunchBatcher.shard` waits, or when the oldest clip has waited
-for LINGER_S. Copies of one launch overlap the kernels of another. A launch that does not fit into
-the device's memory is halved, and no later launch is larger. A launch that fails otherwise is tried
-again shard by shard, so that an error reaches only the shard whose clips cause it.
+A launch has the clips of many shards, because one shard does not fill a GPU. A free launch thread
+takes all clips that wait: few if the device waits for clips, many if clips wait for the device.
+Copies of one launch overlap the kernels of another. No thread waits inside a launch for the clips
+of its shard; a full queue holds the next clips back. A launch that does not fit into the device's
+memory is halved, and no later launch is larger. A launch that fails otherwise is tried again shard
+by shard, so that an error reaches only the shard whose clips cause it.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -26,7 +26,6 @@ LAUNCH_CLIPS = 1500
 # Samples of a launch: 1500 clips of 4 s at 44.1 kHz. Inputs and features together take about twice.
 LAUNCH_BYTES = 2**30
 LAUNCH_THREADS = 2
-LINGER_S = 0.5
 USUAL_RATE_HZ, BYTES_A_SAMPLE = 48000, 4
 # More shards in flight cost memory for clips that are decoded ahead, and gain nothing.
 MOST_SHARDS = 64
@@ -44,16 +43,11 @@ def shards_in_flight(rows_a_shard: float, seconds_a_shard: float) -> int:
 
 @dataclass(eq=False)
 class _Request:
-    """Clips that one shard waits for, and the results that are there, by position."""
+    """Clips of one shard, and the results that are there, by position."""
 
     clips: Sequence[Any]
-    since: float
+    future: Future[list[Any]] = field(default_factory=Future)
     made: dict[int, Any] = field(default_factory=dict)
-    error: BaseException | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.error is not None or len(self.made) == len(self.clips)
 
 
 _Place = tuple[_Request, int]  # A clip: its request, and its position there.
@@ -69,15 +63,13 @@ class LaunchBatcher:
         *,
         most_clips: int = LAUNCH_CLIPS,
         most_bytes: int = LAUNCH_BYTES,
-        linger_s: float = LINGER_S,
     ) -> None:
-        self._launch, self._linger_s = launch, linger_s
+        self._launch = launch
         self.most_clips, self.most_bytes = most_clips, most_bytes
         self._changed = threading.Condition()
         self._queue: deque[_Place] = deque()
-        self._inside = self._waiting = 0
+        self.waiting_bytes = 0  # Bytes of clips that no launch has taken.
         self._lost = ""
-        self._closed = False
         self._threads = [
             threading.Thread(target=self._work, name=f"launch-{index}", daemon=True)
             for index in range(LAUNCH_THREADS)
@@ -85,43 +77,32 @@ class LaunchBatcher:
         for thread in self._threads:
             thread.start()
 
-    @contextmanager
-    def shard(self, step: int = 1) -> Iterator[None]:
-        """Inside the block, launches may wait for this thread's next clips."""
+    def submit(self, clips: Sequence[Any]) -> Future[list[Any]]:
+        """Return the results to come, in the order of the clips; wait while a full launch waits."""
+        request = _Request(clips)
+        request.future.set_running_or_notify_cancel()
         with self._changed:
-            self._inside += step
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= step
-                self._changed.notify_all()
-
-    def away(self) -> AbstractContextManager[None]:
-        """Inside the block, no launch waits for the clips of this thread's shard."""
-        return self.shard(-1)
-
-    def extract(self, clips: Sequence[Any]) -> list[Any]:
-        request = _Request(clips, time.monotonic())
-        with self._changed:
+            self._changed.wait_for(lambda: self._lost or self.waiting_bytes < self.most_bytes)
+            if self._lost:
+                raise DeviceLost(self._lost)
             self._queue.extend((request, position) for position in range(len(clips)))
-            self._waiting += 1
+            self.waiting_bytes += sum(clip.nbytes for clip in clips)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: request.is_over or self._lost or self._closed)
-            self._waiting -= 1
-        if request.error is not None:
-            raise request.error
-        if not request.is_over:
-            raise DeviceLost(self._lost or "the launches were ended")
-        return [request.made[position] for position in range(len(clips))]
+        if not clips:
+            request.future.set_result([])
+        return request.future
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._end("the launches were ended")
         for thread in self._threads:
             thread.join()
+
+    def _end(self, why: str, places: Sequence[_Place] = ()) -> None:
+        """Fail these clips, all that wait and all that come."""
+        with self._changed:
+            self._lost = self._lost or why
+            requests = [request for request, _ in [*places, *self._queue]]
+            self._fail(requests, DeviceLost(self._lost))
 
     def _work(self) -> None:
         while places := self._next():
@@ -130,33 +111,20 @@ class LaunchBatcher:
             del places
 
     def _next(self) -> list[_Place]:
+        """Wait for clips, and take as many as fit into a launch; none once the device is lost."""
         with self._changed:
-            while not (self._closed or self._is_due()):
-                pause_s = None
-                if self._queue and not self._lost:
-                    # Until the oldest clip has waited long enough.
-                    waited_s = time.monotonic() - self._queue[0][0].since
-                    pause_s = max(0.0, self._linger_s - waited_s)
-                self._changed.wait(pause_s)
+            self._changed.wait_for(lambda: self._lost or self._queue)
             places: list[_Place] = []
             size = 0
-            while self._queue and len(places) < self.most_clips and not self._closed:
+            while self._queue and len(places) < self.most_clips:
                 request, position = self._queue[0]
                 size += request.clips[position].nbytes
                 if places and size > self.most_bytes:
                     break
                 places.append(self._queue.popleft())
+                self.waiting_bytes -= request.clips[position].nbytes
+            self._changed.notify_all()
             return places
-
-    def _is_due(self) -> bool:
-        if not self._queue or self._lost:
-            return False
-        return (
-            self._waiting >= self._inside
-            or len(self._queue) >= self.most_clips
-            or sum(request.clips[k].nbytes for request, k in self._queue) >= self.most_bytes
-            or time.monotonic() - self._queue[0][0].since >= self._linger_s
-        )
 
     def _run(self, places: list[_Place]) -> None:
         """Launch clips, then the parts of them that must be launched again."""
@@ -182,26 +150,29 @@ class LaunchBatcher:
                     "workers (run.gpus_per_worker)"
                 )
                 full = DeviceFull(f"one clip alone is too large: {error}; {advice}")
-                self._fail(places[0][0], full)
+                self._fail([places[0][0]], full)
         except DeviceLost as error:
-            with self._changed:
-                self._lost = str(error)
-                self._changed.notify_all()
+            self._end(str(error), places)
         except BaseException as error:
             parts = [list(of_one) for _, of_one in groupby(places, lambda place: place[0])]
             if len(parts) == 1:
                 parts = []
-                self._fail(places[0][0], error)
+                self._fail([places[0][0]], error)
         else:
             with self._changed:
                 for (request, position), result in zip(places, made, strict=True):
                     request.made[position] = result
-                self._changed.notify_all()
+                    if len(request.made) == len(request.clips) and not request.future.done():
+                        request.future.set_result([request.made[k] for k in sorted(request.made)])
         for part in parts:
             self._run(part)
 
-    def _fail(self, request: _Request, error: BaseException) -> None:
+    def _fail(self, requests: Iterable[_Request], error: BaseException) -> None:
         with self._changed:
-            request.error = error
-            self._queue = deque(place for place in self._queue if place[0] is not request)
+            failed = set(requests)
+            for request in failed:
+                if not request.future.done():
+                    request.future.set_exception(error)
+            self._queue = deque(place for place in self._queue if place[0] not in failed)
+            self.waiting_bytes = sum(request.clips[k].nbytes for request, k in self._queue)
             self._changed.notify_all()

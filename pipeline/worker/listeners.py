@@ -46,6 +46,8 @@ class ColumnListeners:
             given = loads_json(value) if isinstance(value, str) else value
             if given is None:
                 raise ValueError("expected an audiogram, got nothing")
+            if isinstance(given, Mapping):  # A struct of a table has all fields of all rows.
+                given = {hz: loss for hz, loss in given.items() if loss is not None}
             return json.dumps(checked_audiogram("the audiogram", given))
         except ValueError as error:
             raise self._refused(item, error) from error

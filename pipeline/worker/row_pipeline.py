@@ -302,7 +302,7 @@ class RowProcessor:
         under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
         def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
-            while len(under_way) > left:
+            while len(under_way) > left or (under_way and is_done(under_way[0][1])):
                 window, batches = under_way[0]
                 for positions, made in batches:
                     for position, features in zip(positions, made.result(), strict=True):
@@ -322,7 +322,7 @@ class RowProcessor:
                 else:
                     ticket.wait()
                     yield from finished(0)
-                    yield from self._long(*entry, attempts, stages)
+                    yield from self._long(*entry, ticket, attempts, stages)
             ticket.give_back()
             yield from finished(0)
         finally:
@@ -331,13 +331,13 @@ class RowProcessor:
                     made.cancel()
 
     def _long(
-        self, place: Place, clip: LongClip, attempts: int, stages: StageTimes
+        self, place: Place, clip: LongClip, ticket: Ticket, attempts: int, stages: StageTimes
     ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
         item = clip.item
         try:
             try:
                 with stages.stage(MODEL):
-                    features = self.extraction.long(clip)
+                    features = self.extraction.long(clip, ticket)
             finally:
                 clip.close()
                 check_arrived(clip.stream, item.uri)
@@ -367,6 +367,10 @@ class RowProcessor:
             return quarantined(row_id, item, error, attempts)
         scalars = (row_id, item.row_id, clip.channel, clip.seconds, clip.facts, item.extra)
         return FeatureRow(*scalars, features.streams, features.steps, features.errors)
+
+
+def is_done(batches: Sequence[Batch]) -> bool:
+    return all(made.done() for _, made in batches)
 
 
 def in_tasks(rows: Iterable[T], seconds: Callable[[T], float]) -> Iterator[list[T]]:

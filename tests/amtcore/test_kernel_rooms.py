@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
 from amtcore.kernels.vector.jit import kernel
-from amtcore.kernels.vector.memory import CACHE_LINE, aligned, cut, cut_copy
-from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.memory import aligned, cut, cut_copy
+from amtcore.kernels.vector.simd import CACHE_LINE, LANES, vload, vstore
 
 
 @kernel
@@ -42,3 +44,20 @@ def test_a_copy_in_a_room_is_a_copy() -> None:
     _, copied, _, _ = _parts(values, 1)
     copied[:] = 7.0
     assert not values.any()
+
+
+def test_the_frame_of_a_function_with_vectors_begins_at_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Code that is loaded from the cache has no text.
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+
+    @kernel
+    def copy(values: Any, out: Any) -> None:
+        vstore(out, 0, vload(values, 0))
+
+    values, out = np.arange(LANES, dtype=np.float32), np.zeros(LANES, np.float32)
+    copy(values, out)
+    np.testing.assert_array_equal(out, values)
+    (code,) = copy.inspect_llvm().values()
+    assert f"alignstack={CACHE_LINE}" in code or f"alignstack({CACHE_LINE})" in code

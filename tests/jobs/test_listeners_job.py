@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import earmill
-from earmill.pipeline.common.errors import SpecError
+from earmill.pipeline.common.errors import SourceError, SpecError
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import describe_models
+from earmill.pipeline.worker.device import Gpu
 from earmill.pipeline.worker.models import build_extractors
 from earmill.pipeline.worker.row_pipeline import RowProcessor
 from tests.pipeline.again_jobs import shards_run_here
@@ -219,13 +221,34 @@ def test_a_long_row_has_its_listener(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made["own"], made["flat"])
 
 
+def test_rows_of_a_launch_have_their_listeners(tmp_path: Path) -> None:
+    """One launch has rows of two listeners; `carfac` stays on the CPU there."""
+    cells = {"a": json.dumps(FLAT), "b": json.dumps(MILD), "c": json.dumps(FLAT), "d": "no"}
+    entry = {"model": "carfac", "listener": {"name": "own", "column": "audiogram"}}
+    spec = JobSpec.load(column_job(tmp_path, cells, entry))
+    source, made = open_source(spec.source), list[dict[str, np.ndarray]]()
+    for gpu in (None, Gpu("interpreted", torch.device("cpu"))):
+        models = build_extractors(spec, 1, "cpu" if gpu is None else gpu.backend)
+        rows = RowProcessor(spec, source, models, decode_threads=1, gpu=gpu)
+        done = rows.process(list(source.items()))
+        assert [row.row_id for row in done.bad] == ["d"]
+        made.append({row.row_id: np.asarray(row.streams["nap_own"]) for row in done.good})
+        rows.close()
+    here, there = made
+    for row_id, frames in here.items():
+        np.testing.assert_array_equal(there[row_id], frames)
+    assert np.array_equal(here["a"], here["c"]) and not np.array_equal(here["a"], here["b"])
+
+
 def test_clips_of_a_batch_have_their_listeners(
     tmp_path: Path, heard_by: dict[str, np.ndarray]
 ) -> None:
     extractor = earmill.BatchExtractor({"extract": [COLUMN]}, audio="bytes")
     clip = tmp_path / "a.wav"
     clip.write_bytes(encode(speech_like(1.0, 16000), rate_hz=16000))
-    made = extractor({"bytes": [clip.read_bytes()] * 3, "audiogram": [MILD, FLAT, None]})
+    made = extractor(
+        {"bytes": [clip.read_bytes()] * 3, "audiogram": [MILD, FLAT | {"8000": None}, None]}
+    )
     assert made["error"][:2] == ["", ""] and "bad_listener" in made["error"][2]
     for frames, name in zip(made["envelope_own"][:2], ("mild", "flat"), strict=True):
         np.testing.assert_array_equal(frames, heard_by[name])
@@ -237,3 +260,10 @@ def test_a_column_is_no_audiogram_and_has_no_equal_files(tmp_path: Path) -> None
         JobSpec.load(job(tmp_path, both))
     with pytest.raises(SpecError, match=r"expected no output\.equal_files_once"):
         JobSpec.load(job(tmp_path, COLUMN), overrides=["output.equal_files_once=true"])
+
+
+def test_a_column_that_no_row_has_ends_the_job_before_work(tmp_path: Path) -> None:
+    entry = ENTRY | {"listener": {"column": "audiograms"}}
+    with pytest.raises(SourceError, match="no row of the source has a column 'audiograms'"):
+        earmill.extract(job(tmp_path, entry))
+    assert not list((tmp_path / "out").glob("data/*"))

@@ -96,6 +96,7 @@ def test_time_of_models_is_a_part_and_known_by_model(
 def test_kernels_count_for_the_model_that_calls_them_beside_another_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(monitoring, "library_threads", LibraryThreads())
     monkeypatch.setattr(threads, "_carrier", None)
     threads.set_carrier(carried_alike)
     tally, begun = CpuSeconds(), threading.Barrier(2)

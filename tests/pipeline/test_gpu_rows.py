@@ -7,7 +7,6 @@ told; what the interpreted kernels make of a whole job is in test_ray_gpu_job.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,12 +21,14 @@ from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.errors import DeviceLost
 from earmill.pipeline.sources import Item
 from earmill.pipeline.worker.device import Gpu
-from earmill.pipeline.worker.extraction import GpuExtraction
+from earmill.pipeline.worker.extraction import DECODED_SHARDS, GpuExtraction
 from earmill.pipeline.worker.launches import DeviceFull
 from earmill.pipeline.worker.prepare import Clip, LongClip
 from earmill.pipeline.worker.row_pipeline import RowProcessor, ShardRows
 from tests.pipeline import audio_factory
+from tests.pipeline.busy_device import busy
 from tests.pipeline.test_row_pipeline import Job, assert_same_rows, make_spec
+from tests.waiting import wait_until
 
 LONG_S = 2.0
 
@@ -72,15 +73,19 @@ class GpuJob(Job):
         )
         assert isinstance(self.rows.extraction, GpuExtraction)
         self.batcher = self.rows.extraction._launches
-        # What is launched here follows from who waits, however slow the machine is.
-        self.batcher._linger_s = 600.0
 
     def shards(self, *shards: Sequence[Item]) -> list[Future[ShardRows]]:
         """All of them in flight; none is launched before all wait or have ended."""
-        with ThreadPoolExecutor(len(shards)) as threads, self.rows.extraction.shard():
+        submit, begun = self.batcher.submit, []
+
+        def counted(clips: Sequence[Clip]) -> Any:
+            begun.append(submit(clips))
+            return begun[-1]
+
+        with ThreadPoolExecutor(len(shards)) as threads, busy(self.batcher):
+            self.batcher.submit = counted  # type: ignore[method-assign]
             ended = [threads.submit(self.rows.process, items) for items in shards]
-            while self.batcher._waiting + sum(each.done() for each in ended) < len(shards):
-                time.sleep(0.005)
+            wait_until(lambda: len(begun) + sum(each.done() for each in ended) >= len(shards))
         return ended
 
 
@@ -192,3 +197,34 @@ def test_a_rate_that_the_resampler_refuses_is_a_bad_row_of_either_device(tmp_pat
     (bad,) = ended.result().bad
     assert (bad.stage, bad.error_class) == ("resample", "resample_ratio")
     assert "soxr_vhq" in bad.message and Job(spec)().bad == [bad]
+
+
+class Noted(RowProcessor):
+    """A row pipeline that notes the order in which rows are decoded."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.decoded: list[str] = []
+        super().__init__(*args, **options)
+
+    def prepare(self, item: Item, stream: Any) -> list[Clip] | LongClip:
+        self.decoded.append(item.row_id)
+        return super().prepare(item, stream)
+
+
+def test_shards_are_decoded_two_at_a_time_while_the_device_is_busy(tmp_path: Path) -> None:
+    """Else all shards are ready to be written together, and the device idles meanwhile."""
+    rows, shards = 4, 5
+    for index in range(rows * shards):
+        (tmp_path / f"{index:02d}.wav").write_bytes(audio_factory.clip("wav", 0.1, seed=index))
+    on_gpu = GpuJob(make_spec(tmp_path), Noted)
+    parts = [on_gpu.items[k * rows : (k + 1) * rows] for k in range(shards)]
+    # All of them are begun before the device is free: no shard waits for its own launch.
+    ended = on_gpu.shards(*parts)
+    assert [len(future.result().good) for future in ended] == [rows] * shards
+    assert isinstance(on_gpu.rows, Noted)
+    shard_of = {item.row_id: k for k, part in enumerate(parts) for item in part}
+    left = dict.fromkeys(range(shards), rows)
+    for row_id in on_gpu.rows.decoded:
+        left[shard_of[row_id]] -= 1
+        under_way = [k for k, count in left.items() if 0 < count < rows]
+        assert len(under_way) <= DECODED_SHARDS

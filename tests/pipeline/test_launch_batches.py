@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import pytest
@@ -22,11 +24,9 @@ from earmill.pipeline.worker.launches import (
     LaunchBatcher,
     shards_in_flight,
 )
+from tests.pipeline.busy_device import LIMIT_S, busy
 from tests.short import drawn
 from tests.waiting import threads_end
-
-# Longer than any test: a launch that lingers here is one that should not have.
-NEVER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def batch() -> Iterator[Batch]:
     made: list[LaunchBatcher] = []
 
     def make(device: Device, **options: float) -> LaunchBatcher:
-        made.append(LaunchBatcher(device, **({"linger_s": NEVER_S} | options)))  # type: ignore[arg-type]
+        made.append(LaunchBatcher(device, **options))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -77,18 +77,13 @@ def batch() -> Iterator[Batch]:
 
 
 def run_shards(
-    batcher: LaunchBatcher, shards: Sequence[Sequence[Sized]]
+    batcher: LaunchBatcher, shards: Sequence[Sequence[Sized]], *, together: bool = True
 ) -> list[Future[list[int]]]:
-    """Each shard in its own thread; all are inside before the first one asks."""
-    ready = threading.Barrier(len(shards))
-
-    def shard(clips: Sequence[Sized]) -> list[int]:
-        with batcher.shard():
-            ready.wait()
-            return batcher.extract(clips)
-
-    with ThreadPoolExecutor(len(shards)) as threads:
-        return [threads.submit(shard, clips) for clips in shards]
+    """Ask for the clips of all shards; `together`: while the device is busy, so they collect."""
+    with busy(batcher) if together else nullcontext():
+        ended = [batcher.submit(clips) for clips in shards]
+    wait_for(ended, LIMIT_S)
+    return ended
 
 
 def clips(first: int, count: int, nbytes: int = 1) -> list[Sized]:
@@ -125,19 +120,44 @@ def test_a_clip_above_the_bytes_goes_alone(batch: Batch) -> None:
     assert [7] in device.launches
 
 
-def test_a_launch_does_not_wait_for_a_shard_that_reads_for_long(batch: Batch) -> None:
-    """One shard is inside and never asks: its source is slow. The others go on after a moment."""
-    batcher = batch(Device(), linger_s=0.01)
-    with batcher.shard():
-        (ended,) = run_shards(batcher, [clips(0, 3)])
-        assert ended.result() == [0, 3, 6]
+def test_a_free_device_launches_what_is_there(batch: Batch) -> None:
+    device = Device()
+    batcher = batch(device)
+    for first in (0, 10):
+        assert batcher.submit(clips(first, 2)).result(LIMIT_S) == [3 * first, 3 * first + 3]
+    assert device.launches == [[0, 1], [10, 11]]
 
 
-def test_a_launch_does_not_wait_for_a_shard_that_is_away_with_a_long_clip(batch: Batch) -> None:
+def test_clips_beside_a_launch_are_launched_by_the_other_thread(batch: Batch) -> None:
     batcher = batch(Device())
-    with batcher.shard(), batcher.away():
-        (ended,) = run_shards(batcher, [clips(0, 3)])
-        assert ended.result() == [0, 3, 6]
+    with busy(batcher, LAUNCH_THREADS - 1):
+        assert batcher.submit(clips(0, 2)).result(LIMIT_S) == [0, 3]
+
+
+def test_a_full_queue_holds_the_next_clips_back(batch: Batch) -> None:
+    batcher = batch(Device(), most_bytes=10)
+    ended: list[Future[list[int]]] = []
+    late = threading.Thread(target=lambda: ended.append(batcher.submit(clips(100, 1))))
+    with busy(batcher):
+        first = batcher.submit(clips(0, 10))
+        late.start()
+        late.join(0.1)
+        assert late.is_alive() and batcher.waiting_bytes == 10
+    late.join(LIMIT_S)
+    assert first.result(LIMIT_S)[-1] == 27 and ended[0].result(LIMIT_S) == [300]
+
+
+def test_clips_that_wait_when_the_launches_are_ended_fail(batch: Batch) -> None:
+    batcher = batch(Device())
+    closing = threading.Thread(target=batcher.close)
+    with busy(batcher):
+        waiting = batcher.submit(clips(0, 1))
+        closing.start()
+        with pytest.raises(DeviceLost, match="the launches were ended"):
+            waiting.result(LIMIT_S)
+        with pytest.raises(DeviceLost, match="the launches were ended"):
+            batcher.submit(clips(0, 1))
+    closing.join(LIMIT_S)
 
 
 def test_what_does_not_fit_is_halved_and_no_later_launch_is_larger(batch: Batch) -> None:
@@ -148,7 +168,7 @@ def test_what_does_not_fit_is_halved_and_no_later_launch_is_larger(batch: Batch)
         assert future.result() == [3 * clip.value for clip in asked]
     assert batcher.most_bytes == 100
     before = len(device.launches)
-    run_shards(batcher, shards)
+    run_shards(batcher, shards, together=False)
     assert all(len(launch) <= 10 for launch in device.launches[before:])
     # Remembered as bytes: short clips still meet in large numbers.
     (ended,) = run_shards(batcher, [clips(0, 90)])
@@ -203,7 +223,7 @@ def test_a_lost_device_fails_all_that_wait_and_all_that_come(batch: Batch) -> No
         with pytest.raises(DeviceLost, match="off the bus"):
             future.result()
     with pytest.raises(DeviceLost, match="off the bus"):
-        batcher.extract(clips(0, 1))
+        batcher.submit(clips(0, 1))
 
 
 def test_a_launch_that_returns_too_little_is_an_error_and_no_silence(batch: Batch) -> None:
@@ -222,7 +242,7 @@ def test_whatever_meets_each_shard_gets_its_own(
     shards: list[list[int]], most_clips: int, room: int
 ) -> None:
     device = Device(room_bytes=room)
-    batcher = LaunchBatcher(device, most_clips=most_clips, linger_s=NEVER_S)
+    batcher = LaunchBatcher(device, most_clips=most_clips)
     try:
         ended = run_shards(batcher, [[Sized(value) for value in shard] for shard in shards])
         for future, values in zip(ended, shards, strict=True):

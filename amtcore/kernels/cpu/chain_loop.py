@@ -36,7 +36,7 @@ from amtcore.kernels.pooling import (
 from amtcore.kernels.registry import BUILT_IN
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned, copy_row, cut, cut_copy, transpose
-from amtcore.kernels.vector.simd import LANES, vload, vsplat, vsqrt, vstore
+from amtcore.kernels.vector.simd import LANES, align_frame, vload, vsplat, vsqrt, vstore
 
 #: Samples per block: two buffers of 128 x 32 float32 are 32 kB, inside a 48 kB first-level cache.
 BLOCK = ADJOINT_BLOCK
@@ -56,12 +56,12 @@ def picker(
     `arguments` of the called parts are written in terms of the `parameters`. The `key`
     distinguishes sets of parts with equal parameters in the cache.
     """
-    lines = [f"def pick({parameters}):", "    code = row[0]"]
+    lines = [f"def pick({parameters}):", "    align_frame()", "    code = row[0]"]
     for code in parts:
         lines += [f"    if code == {int(code)}:", f"        return part_{code}({arguments})"]
     lines += ["    raise ParameterError(missing)"]
     scope = {f"part_{code}": each for code, each in parts.items()}
-    scope |= {"missing": missing, "ParameterError": ParameterError}
+    scope |= {"align_frame": align_frame, "missing": missing, "ParameterError": ParameterError}
     exec("\n".join(lines), scope)
     return part(scope["pick"], key=f"{parameters} {key}")
 

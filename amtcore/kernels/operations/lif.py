@@ -32,8 +32,9 @@ from amtcore.kernels.operation import Device, RowOperation, check_tensors, empty
 from amtcore.kernels.torch_state import use_reference, wants_derivative
 from amtcore.kernels.vector.arrays import empty, groups_of, pack, training, unpack
 from amtcore.kernels.vector.jit import kernel, part
-from amtcore.kernels.vector.memory import CACHE_LINE, copy_row, load_lanes, prefetch, store_lanes
+from amtcore.kernels.vector.memory import copy_row, load_lanes, prefetch, store_lanes
 from amtcore.kernels.vector.simd import (
+    CACHE_LINE,
     LANES,
     accumulate,
     any_at_least,

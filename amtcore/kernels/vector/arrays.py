@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amtcore.errors import ParameterError
-from amtcore.kernels.vector.memory import CACHE_LINE
-from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.simd import CACHE_LINE, LANES
 from amtcore.kernels.vector.threads import parallel_for
 
 Array = NDArray[Any]

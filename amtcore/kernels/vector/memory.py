@@ -24,6 +24,7 @@ from numba.extending import intrinsic
 
 from amtcore.kernels.vector.jit import part
 from amtcore.kernels.vector.simd import (
+    CACHE_LINE,
     LANES,
     is_warp,
     lane_id,
@@ -35,9 +36,6 @@ from amtcore.kernels.vector.simd import (
     vstore,
 )
 from amtcore.numba_internals import array_data
-
-#: Bytes of a cache line. A kernel's arrays begin at one, and `vstream` writes whole lines only.
-CACHE_LINE = 64
 
 
 @intrinsic
