@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amtcore.errors import ParameterError, check_known
+from amtcore.errors import NonFiniteError, ParameterError, ShapeError, check_known
 
 #: Outputs by name: (..., frame, column).
 Outputs = dict[str, Tensor]
@@ -70,6 +70,24 @@ class FrameGrid:
         if n_samples < max(window, self.min_samples):
             return 0
         return int((n_samples - window) // self.hop_length) + 1
+
+
+def finite_signal(signal: Any, dtype: torch.dtype) -> Tensor:
+    """Return a signal (.., time) in the working type.
+
+    Raises:
+        ShapeError: The signal is no floating-point tensor, or has no axis.
+        NonFiniteError: A sample is NaN or infinity, or too large for `dtype`.
+    """
+    if not isinstance(signal, Tensor) or not signal.is_floating_point() or signal.ndim == 0:
+        got = (
+            f"{signal.dtype} {tuple(signal.shape)}" if isinstance(signal, Tensor) else f"{signal!r}"
+        )
+        raise ShapeError(f"expected a floating-point tensor (.., time), got {got:.100}")
+    x = signal.to(dtype)
+    if x.numel() and not bool(torch.stack(x.detach().aminmax()).isfinite().all()):
+        raise NonFiniteError(f"expected samples that are finite in {dtype}, got NaN or infinity")
+    return x
 
 
 class FrameModule(nn.Module):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import Number, Numbers, Text, checked_arguments
-from amtcore.errors import NonFiniteError, ParameterError, ShapeError
+from amtcore.errors import ParameterError, ShapeError
 from amtcore.filter_design import state_variable_rows
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.fir import FIR
@@ -28,7 +28,7 @@ from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import LANES, fma, vabs, vload, vmax, vsplat, vstore
 from amtcore.kernels.vector.threads import parallel_for
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.tables import load_table
 
 #: Annex 1, Table 1 as an analogue filter: frequency in Hz, gain in dB, Q, exponent of its band.
@@ -277,19 +277,13 @@ class ProgrammeLoudness(FrameModule):
 
     def _rows(self, signal: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Return (row, time) in the working type, and the axes (.., channel) of the rows."""
-        if not isinstance(signal, Tensor) or not signal.is_floating_point() or signal.ndim == 0:
-            raise ShapeError("expected a floating-point tensor (.., time), got another value")
+        signal = finite_signal(signal, self.dtype)
         channels = len(self.weights)
         x = signal.unsqueeze(-2) if channels == 1 or signal.ndim == 1 else signal
         if x.shape[-2] not in self.input_channels:
             raise ShapeError(
                 f"expected (.., channel, time) with 1 or {channels} channels of the layout "
                 f"{self.layout!r}, got {tuple(signal.shape)}"
-            )
-        x = x.to(self.dtype)
-        if x.numel() and not bool(torch.stack(x.detach().aminmax()).isfinite().all()):
-            raise NonFiniteError(
-                f"expected samples that are finite in {self.dtype}, got NaN or infinity"
             )
         axes = tuple(x.shape[:-1])
         return x.reshape(math.prod(axes), x.shape[-1]), axes

@@ -16,27 +16,37 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from amtcore.arguments import Number, checked_arguments, whole
-from amtcore.errors import NonFiniteError, ShapeError
 from amtcore.filter_design import interpolate
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.kernels.operations import roughness as kernels
+from amtcore.kernels.operations.roughness import LOWER, UPPER_DB
+from amtcore.kernels.torch_state import wants_derivative
+from amtcore.kernels.vector.simd import LANES
+from amtcore.kernels.vector.threads import parallel_for
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.tables import load_table
 from amtcore.units import REFERENCE_PA
 
-#: Seconds of a frame, channels, and channels with both neighbours side by side in a transform.
-FRAME_S, CHANNELS, PAIRS = 0.2, 47, 24
+#: Seconds of a frame, and channels.
+FRAME_S, CHANNELS = 0.2, 47
 #: First channel of each weighting of modulation, and its highest modulation frequency in Hz.
 MODULATION = (("h2", 1, 358.0), ("h5", 5, 502.0), ("h16", 16, 502.0), ("h21", 21, 502.0),
               ("h42", 42, 502.0))  # fmt: skip
 #: Factor from the mean to the amplitude of a component, nearly sqrt 2 (as in the article).
 PEAK = 1.42
-#: Slopes of excitation in dB/Bark: below a component; above it, its change per Hz and per dB.
-LOWER, UPPER, UPPER_HZ, UPPER_DB = -27.0, -24.0, -230.0, 0.2
+#: Slope of excitation in dB/Bark above a component, and its change per Hz.
+UPPER, UPPER_HZ = -24.0, -230.0
 #: An envelope with relatively less modulation is rounding noise.
 LEAST_MODULATION = 1e-5
-#: A level, or a threshold, that no component meets, in dB.
+#: A threshold that no component meets, in dB.
 NEVER = 1e6
+#: Frames that are computed together, which limits memory.
+BLOCK_FRAMES = 16
+#: Samples to which a frame of envelopes is reduced for its low bins, and the low-pass before that:
+#: shape of its Kaiser window. Other components of a bin are below 1e-10.
+LOW_SAMPLES, KAISER = 400, 28.0
 
 
 def _interpolated(at: Tensor, points: Tensor, values: Tensor) -> Tensor:
@@ -73,13 +83,12 @@ class RoughnessDanielWeber(FrameModule):
 
     memory_s = 0.0
     window: Tensor
-    ear: Tensor
-    threshold: Tensor
-    steepness: Tensor
-    fixed: Tensor
-    distance: Tensor
+    components: Tensor
+    near: Tensor
     least: Tensor
     modulation: Tensor
+    low_pass: Tensor
+    low_bins: Tensor
     g: Tensor
 
     @checked_arguments(
@@ -107,17 +116,18 @@ class RoughnessDanielWeber(FrameModule):
                 CHANNELS, self.hop_length, self.samples, fc_hz=tuple(fc_hz.tolist())
             ),
         }
-        for name, value in self._tables(table, z).items():
-            self.register_buffer(name, value.to(dtype))
+        constants = self._tables(table, z) | self._modulation(table)
+        for name, value in constants.items():
+            self.register_buffer(name, value.to(dtype) if value.is_floating_point() else value)
 
     def extra_repr(self) -> str:
         return f"fs={self.fs:g}, overlap={self.overlap:g}, bin_offset={self.bin_offset}"
 
     def _tables(self, table: dict[str, Tensor], z: Tensor) -> dict[str, Tensor]:
-        """Return the constants by name; matrices are (channel, component).
+        """Return the constants of the excitation by name.
 
-        A component of level L excites a channel with L + gain, gain = fixed + slope * distance in
-        dB, if this level is above `least`.
+        Rows of `components` are in the order of `kernels.EAR` .. `kernels.REST`. A critical-band
+        rate is a multiple of 0.5 and the rest, so that float32 holds distances to a channel well.
         """
         n = self.samples
         turn = 2.0 * math.pi * torch.arange(n, dtype=torch.float64) / (n - 1)
@@ -127,97 +137,131 @@ class RoughnessDanielWeber(FrameModule):
         threshold = _interpolated(b, table["threshold_z_bark"], table["threshold_db"])
         if self.bin_offset == 0:
             threshold[0] = NEVER
-        channel = torch.arange(1, 2 * PAIRS + 1, dtype=torch.float64).unsqueeze(1)
-        low, high = torch.floor(2.0 * b), torch.ceil(2.0 * b)
-        near, above = (channel == low) | (channel == high), channel < high
-        below = ~near & ~above
+        low, high, channel = torch.floor(2.0 * b), torch.ceil(2.0 * b), (2.0 * z).round()
+        near = torch.stack(
+            (torch.bucketize(channel, high), torch.bucketize(channel, low, right=True)), 1
+        )
         zones = table["threshold_z_bark"], table["threshold_db"]
-        up, down = (channel + 1) / 2, (channel - 1) / 2  # points where a slope is read
-        least = torch.where(above, _interpolated(up, *zones), _interpolated(down, *zones))
-        least = torch.where(near, -NEVER, least)
-        least[CHANNELS:] = NEVER
-        weights = [
-            torch.stack([self._modulation(table, name, top)] * (end - first))
-            for (name, first, top), end in zip(
-                MODULATION, (*(first for _, first, _ in MODULATION[1:]), CHANNELS + 1), strict=True
-            )
+        least = torch.stack([_interpolated(z + by, *zones) for by in (-0.5, 0.5)], 1)
+        rows = [
+            10.0 ** (_interpolated(b, table["ear_z_bark"], table["ear_db"]) / 20),
+            threshold,
+            UPPER + UPPER_HZ / f_hz.clamp(min=1e-3),
+            torch.where(torch.arange(n // 2) > 0, 0.5, 1.0),
+            0.5 * low,
+            b - 0.5 * low,
         ]
         return {
             "window": PEAK * window / window.sum(),
-            "ear": 10.0 ** (_interpolated(b, table["ear_z_bark"], table["ear_db"]) / 20),
-            "threshold": threshold,
-            "steepness": UPPER + UPPER_HZ / f_hz.clamp(min=1e-3),
-            "fixed": torch.where(above & ~near, LOWER * (b - up), 0.0),
-            "distance": torch.where(below, down - b, 0.0),
+            "components": pad(torch.stack(rows), (0, LANES)),
+            "near": near,
             "least": least,
-            "modulation": torch.cat(weights),
             "g": _interpolated(z, table["g_z_bark"], table["g"]),
         }
 
-    def _modulation(self, table: dict[str, Tensor], name: str, top_hz: float) -> Tensor:
-        """Return the weights of bins 2, 3, .. of the envelope, up to the highest of any channel."""
+    def _modulation(self, table: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the constants of the envelopes' bins, from bin 2 to the highest of any channel.
+
+        The matrix `low_bins` transforms outputs of `low_pass` to the mean and the bins.
+        """
+        n, hop = self.samples, max(self.samples // LOW_SAMPLES, 1)
         bins = torch.arange(2, self._bins(MODULATION[-1][2]), dtype=torch.float64)
-        weight = _interpolated(bins * (self.fs / self.samples), table[f"{name}_hz"], table[name])
-        return torch.where(bins < self._bins(top_hz), weight, 0.0)
+        ends, weights = (*(first for _, first, _ in MODULATION[1:]), CHANNELS + 1), []
+        for (name, first, top_hz), end in zip(MODULATION, ends, strict=True):
+            weight = _interpolated(bins * (self.fs / n), table[f"{name}_hz"], table[name])
+            weight = torch.where(bins < self._bins(top_hz), weight, 0.0)
+            weights.append(weight.repeat_interleave(2).expand(end - first, -1))
+        taps = torch.kaiser_window(hop * kernels.OUTPUTS, False, KAISER, dtype=torch.float64)
+        taps = taps / taps.sum()
+        omega = 2.0 * math.pi / n * torch.cat((torch.zeros(1).double(), bins))
+        turn = torch.exp(-1j * omega * torch.arange(len(taps)).unsqueeze(1))
+        outputs = kernels.outputs_of(n, hop)
+        back = torch.exp(-1j * omega * (hop * torch.arange(1, outputs + 1).unsqueeze(1) - 1))
+        low_bins = torch.view_as_real(back * hop / n / (taps @ turn.real + 1j * (taps @ turn.imag)))
+        return {
+            "modulation": torch.cat(weights),
+            "low_pass": taps.unflatten(0, (-1, hop)).flip(1).T.contiguous(),
+            "low_bins": torch.cat((low_bins[:, 0, :1], low_bins[:, 1:].flatten(1)), 1),
+        }
 
     def _bins(self, top_hz: float) -> int:
         return math.floor(top_hz * self.samples / self.fs)
 
-    def excitation(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return audible components (signal, component), and their factors in 48 channels.
+    def spectra(self, x: Tensor) -> Tensor:
+        """Return the one-sided spectrum of each channel, (.., channel, component).
+
+        Components above 0 Hz are halved, as a real signal has each of them twice. The kernel
+        `excite` does the same.
 
         Args:
-            x: One frame of each signal, (signal, samples), in Pa.
+            x: Frames (.., samples) in Pa.
         """
-        spectrum = torch.fft.rfft(x * self.window)[..., : self.samples // 2] * self.ear
+        ear, threshold, steepness, halves, whole, rest = self.components[:, :-LANES]
+        spectrum = torch.fft.rfft(x * self.window)[..., : len(ear)] * ear
         level = 20.0 * torch.log10(spectrum.abs().clamp(min=1e-15) / REFERENCE_PA)
-        slope = (self.steepness + UPPER_DB * level).clamp(max=0.0)
-        gain = torch.addcmul(self.fixed, slope.unsqueeze(-2), self.distance)
-        heard = level.unsqueeze(-2) + gain > self.least
-        factors = torch.exp(gain * (math.log(10.0) / 20.0)) * heard
-        return spectrum * (level > self.threshold), factors
+        slope = (steepness + UPPER_DB * level).clamp(max=0.0)
+        edge = 0.5 * torch.arange(CHANNELS, device=x.device).unsqueeze(1)
+        below = ((edge - whole) - rest).clamp(min=0.0)
+        above = ((edge + 1.0 - whole) - rest).clamp(max=0.0)
+        component = torch.arange(len(ear), device=x.device)
+        near, least = self.near.unsqueeze(-1), self.least.unsqueeze(-1)
+        bound = torch.where(component < near[:, 0], least[:, 0], least[:, 1])
+        bound = bound.masked_fill((component >= near[:, 0]) & (component < near[:, 1]), -NEVER)
+        gain = torch.addcmul(-LOWER * above, slope.unsqueeze(-2), below)
+        factors = torch.exp(gain * kernels.EXPONENT) * (level.unsqueeze(-2) + gain > bound)
+        audible = spectrum * (halves * (level > threshold))
+        return pad(factors * audible.unsqueeze(-2), (0, 1))
 
-    def envelopes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return mean and weighted bins from 2 on of the scaled envelopes, and the scale.
+    def envelopes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means (.., channel) and weighted bins (.., channel, pair of numbers) of envelopes.
 
-        Two channels are the real and the imaginary part of one signal, for half of the transforms.
-        They are scaled to one size, so that a loud channel leaves no rounding noise in a soft one.
+        Args:
+            x: Frames of each signal (signal, frame, samples) in Pa.
         """
-        spectrum, factors = self.excitation(x)
-        size = (factors @ spectrum.abs().unsqueeze(-1)).squeeze(-1)
-        here = size > 0
-        factors = factors * torch.where(here, 1.0 / torch.where(here, size, 1.0), 0.0).unsqueeze(-1)
-        pairs = 0.5 * torch.complex(factors[..., :PAIRS, :], factors[..., PAIRS:, :])
-        # A real signal has each component twice, but the component at 0 Hz once.
-        spectrum = torch.cat((2.0 * spectrum[..., :1], spectrum[..., 1:]), -1).unsqueeze(-2)
-        right = (pairs * spectrum.conj())[..., 1:].flip(-1)
-        gap = self.samples - 2 * right.shape[-1] - 1
-        middle = right.new_zeros(*right.shape[:-1], gap)
-        both = torch.cat((pairs * spectrum, middle, right), -1)
-        signals = torch.fft.ifft(both, norm="forward")
-        found = torch.fft.fft(torch.view_as_complex(torch.view_as_real(signals).abs()))
-        bins = self.modulation.shape[-1] + 2
-        low, high = found[..., 2:bins], found[..., -bins + 1 : -1].flip(-1).conj()
-        h0 = torch.cat((found[..., 0].real, found[..., 0].imag), -1) / self.samples
-        modulation = torch.cat((0.5 * (low + high), -0.5j * (low - high)), -2)
-        h0, modulation = h0 * here, (modulation * here.unsqueeze(-1))[..., :CHANNELS, :]
-        return h0[..., :CHANNELS], modulation * self.modulation, size[..., :CHANNELS]
+        plain = torch.compiler.is_compiling() or wants_derivative(x)
+        if x.device.type == "cpu" and not plain:
+            bins = x.new_empty(*x.shape[:2], CHANNELS, self.low_bins.shape[1])
+            parallel_for(lambda i: self._low_bins_of(x[i], bins[i]), len(x))
+            return bins[..., 0], bins[..., 1:] * self.modulation
+        waves = torch.fft.irfft(self.spectra(x), self.samples, norm="forward")
+        spectrum = torch.view_as_real(torch.fft.rfft(waves.abs(), norm="forward"))
+        pairs = spectrum[..., 2 : 2 + self.modulation.shape[-1] // 2, :].flatten(-2)
+        return spectrum[..., 0, 0], pairs * self.modulation
+
+    def _low_bins_of(self, x: Tensor, out: Tensor) -> None:
+        """Compute means and bins of the envelopes of (frame, samples) by the kernels.
+
+        Frames share memory, as fresh memory of this size costs a page fault every 4 kB.
+        """
+        excited = x.new_empty(CHANNELS, self.samples // 2 + 1, 2)
+        lowered = x.new_empty(CHANNELS, len(self.low_bins))
+        channels, pairs, low = (
+            excited.flatten(1).numpy(),
+            torch.view_as_complex(excited),
+            lowered.numpy(),
+        )
+        tables = [each.numpy() for each in (self.components, self.near, self.least)]
+        low_pass = self.low_pass.numpy()
+        for frame, bins in zip(x, out, strict=True):
+            spectrum = torch.view_as_real(torch.fft.rfft(frame * self.window))
+            kernels.excite(spectrum.view(-1).numpy(), *tables, channels)
+            waves = torch.fft.irfft(pairs, self.samples, norm="forward")
+            kernels.lower_rate(waves.numpy(), low_pass, low)
+            torch.matmul(lowered, self.low_bins, out=bins)
 
     def depth_and_correlation(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return modulation depth, correlation of channels i and i + 2, and mean envelope."""
-        h0, bins, scale = self.envelopes(x)
-        parts = torch.view_as_real(bins).flatten(-2)
-        energy = parts.square().sum(-1)
-        tiny = torch.finfo(self.dtype).tiny
-        rms = (2.0 * energy).clamp(min=tiny).sqrt() / self.samples
+        h0, parts = self.envelopes(x)
+        energy, tiny = parts.square().sum(-1), torch.finfo(self.dtype).tiny
+        rms = (2.0 * energy).clamp(min=tiny).sqrt()
         depth = torch.where(h0 > 0, (rms / h0.clamp(min=tiny)).clamp(max=1.0), 0.0)
         steady = rms <= LEAST_MODULATION * h0
         size = energy.clamp(min=tiny).sqrt()
         cross = (parts[..., :-2, :] * parts[..., 2:, :]).sum(-1) / size[..., :-2] / size[..., 2:]
-        return depth, cross.masked_fill(steady[..., :-2] | steady[..., 2:], 0.0), h0 * scale
+        return depth, cross.masked_fill(steady[..., :-2] | steady[..., 2:], 0.0), h0
 
-    def _frame(self, x: Tensor) -> Outputs:
-        """Return the outputs of one frame of each signal (signal, samples), (signal, column)."""
+    def _block(self, x: Tensor) -> Outputs:
+        """Return the outputs (signal, frame, column) of frames (signal, frame, samples)."""
         depth, k, _ = self.depth_and_correlation(x)
         one = torch.ones_like(k[..., :2])
         common = torch.cat((one, k), -1) * torch.cat((k, one), -1)
@@ -232,25 +276,13 @@ class RoughnessDanielWeber(FrameModule):
         names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, Any]:
         names = self.wanted(names)
-        if not chunk.is_floating_point() or chunk.ndim < 1:
-            raise ShapeError(
-                f"expected a floating-point signal (.., time) in Pa, got {chunk.dtype} of shape "
-                f"{tuple(chunk.shape)}"
-            )
-        if chunk.device.type == "cpu" and not bool(chunk.isfinite().all()):
-            raise NonFiniteError("expected finite samples, got NaN or infinity; mend the signal")
-        x = chunk.to(self.dtype).reshape(math.prod(chunk.shape[:-1]), chunk.shape[-1])
+        x = finite_signal(chunk, self.dtype).reshape(math.prod(chunk.shape[:-1]), chunk.shape[-1])
         waiting = x[:, :0] if state is None else state
         x = torch.cat((waiting, x), 1)
-        begin, frames = 0, []
-        while begin + self.samples <= x.shape[1]:
-            frames.append(self._frame(x[:, begin : begin + self.samples]))
-            begin += self.hop_length
-        found = {
-            k: torch.stack([frame[k] for frame in frames], 1)
-            if frames
-            else x.new_zeros(len(x), 0, self.grids[k].width)
-            for k in names
-        }
+        count = max((x.shape[1] - self.samples) // self.hop_length + 1, 0)
+        none = {k: x.new_zeros(len(x), 0, grid.width) for k, grid in self.grids.items()}
+        blocks = x.unfold(1, self.samples, self.hop_length).split(BLOCK_FRAMES, 1) if count else ()
+        parts = [none, *(self._block(block) for block in blocks)]
+        found = {k: torch.cat([part[k] for part in parts], 1) for k in names}
         made = {k: y.reshape(*chunk.shape[:-1], *y.shape[1:]) for k, y in found.items()}
-        return made, x[:, begin:]
+        return made, x[:, count * self.hop_length :]

@@ -47,7 +47,7 @@ def weights(weighting: str) -> Tensor:
 
 
 def divided(total: Tensor, n: Tensor, weighting: str) -> Tensor:
-    """Return the sharpness of weighted sums and loudness in sone, of one shape."""
+    """Return the sharpness of weighted sums and loudness in sone, which broadcast."""
     heard = ~(n < LEAST_SONE)  # NaN stays NaN
     safe = torch.where(heard, n, 1.0)
     return torch.where(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from amtcore import filter_design as design
 from amtcore.arguments import RATE, Flag, Number, Text, checked_arguments, whole
-from amtcore.errors import NonFiniteError, ParameterError, ShapeError
+from amtcore.errors import ParameterError
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.envelope import Quadrature
 from amtcore.kernels.operations.modulation_filters import BANK_STATE_VARIABLE
@@ -31,7 +31,7 @@ from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.memory import aligned, transpose
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore
 from amtcore.kernels.vector.threads import parallel_for
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 
 #: ERB(f) = f / EAR_Q + LEAST_HZ, and bandwidth of a gammatone filter in ERB (Slaney 1993).
 EAR_Q, LEAST_HZ, BANDWIDTH = 9.26449, 24.7, 1.019
@@ -430,13 +430,7 @@ class SRMR(FrameModule):
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return outputs of whole signals, see the class."""
         names = self.wanted(names)
-        if not isinstance(signal, Tensor) or not signal.is_floating_point() or signal.ndim == 0:
-            raise ShapeError("expected a floating-point tensor (.., time), got another value")
-        x = signal.to(self.dtype)
-        if x.numel() and not bool(torch.stack(x.detach().aminmax()).isfinite().all()):
-            raise NonFiniteError(
-                f"expected samples that are finite in {self.dtype}, got NaN or infinity"
-            )
+        x = finite_signal(signal, self.dtype)
         # One clip at a time: the rounding of sums in torch depends on the shape of a batch.
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         clips = [self._of_clip(row) for row in rows] or [self._of_clip(x.new_zeros(x.shape[-1]))]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from amtcore.arguments import Number, Text, checked_arguments
-from amtcore.errors import NonFiniteError, ShapeError
+from amtcore.errors import ShapeError
 from amtcore.filter_design import section_rows
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.compression import SQUARE
@@ -33,13 +33,14 @@ from amtcore.kernels.operations.zwicker import (
     DECAY,
     DECAY_STATES,
     GRID_POINTS,
+    NUMERATOR,
     SLOPES,
     STRIDE,
 )
 from amtcore.kernels.operators import operator, rest_state, run_ops
 from amtcore.kernels.torch_state import wants_derivative
 from amtcore.kernels.vector.simd import LANES
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.models.sharpness import WEIGHTINGS, divided, weights
 from amtcore.stages.fir import Resampler
 from amtcore.stages.stage import product
@@ -49,7 +50,7 @@ FS = 48000
 #: Intensity at 0 dB, and the floor of all intensities, in Pa^2.
 REFERENCE_PA2, FLOOR_PA2 = 4e-10, 1e-12
 #: Frames of core loudness in one output frame, in a block, and in a product with `smoothing`.
-PER_FRAME, BLOCK_FRAMES, SMOOTH_FRAMES = 4, 960, 240
+PER_FRAME, BLOCK_FRAMES, SMOOTH_FRAMES = 4, 3840, 480
 #: Time constants of the decay and of the loudness, and weights of the latter.
 SHORT_S, LONG_S, VARIABLE_S = 0.005, 0.015, 0.075
 SMOOTHING_S, SMOOTHING_WEIGHTS = (0.0035, 0.07), (0.47, 0.53)
@@ -60,8 +61,6 @@ EQUAL = 1.0 + 1e-12
 HIGHEST = 1e12  # 120 dB
 #: State of a band that holds the sum of squares of a stationary signal.
 SUM_ROW = 6
-#: Samples that the numerator of all sections looks back.
-NUMERATOR = 6
 SHARES = {"n1": 0.99, "n5": 0.95, "n10": 0.9, "n50": 0.5}
 
 _bands, _decay, _slopes = operator(BANDS), operator(DECAY), operator(SLOPES)
@@ -151,8 +150,9 @@ def _like(frames: Tensor, signal: Tensor) -> Tensor:
 class ZwickerLoudness(FrameModule):
     """Loudness and specific loudness of one signal.
 
-    Outputs over time have a frame every 2 ms, the first at sample 0. With `method="stationary"`
-    outputs are one row a clip, without `n_inst` and `statistics`.
+    Outputs over time have a frame every 2 ms, the first at sample 0. A stream computes them in
+    blocks of 1.92 s. With `method="stationary"` outputs are one row a clip, without `n_inst` and
+    `statistics`.
 
     - `n`: Loudness in sone.
     - `n_spec`: Specific loudness in sone/Bark at 0.1, 0.2, .. 24 Bark.
@@ -271,7 +271,7 @@ class ZwickerLoudness(FrameModule):
         ranges = (table["range_level_db"][:, None] - corrections)[:-1]
         smoothing, start = _smoothing()
         power = {
-            "range_limit": _of_db(ranges).unsqueeze(-1) * EQUAL,
+            "range_limit": _of_db(ranges).T.contiguous() * EQUAL,
             "range_gain": _of_db(corrections).T.contiguous(),
             "quiet": _of_db(quiet_db + offset_db).unsqueeze(-1) * EQUAL,
             "excess": 0.25 * _of_db(-(quiet_db + offset_db + bandwidth_db)).unsqueeze(-1),
@@ -307,12 +307,10 @@ class ZwickerLoudness(FrameModule):
             return powers[..., ::STRIDE].transpose(1, 2) * self.band_power, after
         if state is None:
             state = x.new_zeros(len(x), NUMERATOR), x.new_zeros(len(x), BAND_STATES, LANES)
-        # The three sections together have the numerator (1 - z^-2)^3.
-        w = torch.cat((state[0], x), 1)
-        x = (w[:, 6:] - w[:, :-6]) - 3.0 * (w[:, 4:-2] - w[:, 2:-4])
+        x = torch.cat((state[0], x), 1)
         powers, filters = _bands(x, self.band_coef, state[1])
         bands = len(self.band_power)
-        return powers[..., :bands] * self.smoothed_power, (w[:, -NUMERATOR:], filters)
+        return powers[..., :bands] * self.smoothed_power, (x[:, -NUMERATOR:], filters)
 
     def _chain(self, x: Tensor, state: Tensor | None) -> tuple[list[ChainStep], Tensor]:
         """Return the bands as operations with gradients, and their state; slower."""
@@ -335,7 +333,7 @@ class ZwickerLoudness(FrameModule):
         low = rows[:LOW_BANDS]
         if low.device.type == "cpu" and bool((low > HIGHEST).any()):
             warnings.warn("levels above 120 dB up to 250 Hz are outside ISO 532-1", stacklevel=2)
-        low = low * self.range_gain.gather(1, (low > self.range_limit).sum(0))
+        low = low * self.range_gain.gather(1, torch.searchsorted(self.range_limit, low))
         critical = torch.cat(
             (*(low[a:b].sum(0, keepdim=True) for a, b in LOWEST), rows[LOW_BANDS:])
         )
@@ -412,14 +410,8 @@ class ZwickerLoudness(FrameModule):
 
     def _as_rows(self, x: Tensor) -> Tensor:
         """Return a signal (.., time) as (signal, time) in float64."""
-        if not x.is_floating_point() or x.ndim < 1:
-            raise ShapeError(
-                f"expected a floating-point signal (.., time) in Pa, got {x.dtype} of shape "
-                f"{tuple(x.shape)}"
-            )
-        if x.device.type == "cpu" and not bool(x.isfinite().all()):
-            raise NonFiniteError("expected finite samples, got NaN or infinity; mend the signal")
-        return x.double().reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        x = finite_signal(x, torch.float64)
+        return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
     def _over_time(
         self, x: Tensor, state: ZwickerState, last: bool, names: tuple[str, ...]
@@ -464,9 +456,9 @@ class ZwickerLoudness(FrameModule):
             made["level"] = loudness_level(n)
         if "sharpness" in names:
             own = n_inst if self.denominator == "instantaneous" else n
-            sums = product(specific, self.sharpness).split(1, -1)
-            parts = zip(sums, WEIGHTINGS, strict=True)
-            made["sharpness"] = torch.cat([divided(each, own, name) for each, name in parts], -1)
+            sums, i = product(specific, self.sharpness), WEIGHTINGS.index("aures")
+            shares, aures = divided(sums, own, "din"), divided(sums[..., i : i + 1], own, "aures")
+            made["sharpness"] = torch.cat((shares[..., :i], aures, shares[..., i + 1 :]), -1)
         return made
 
     def _statistics(self, n: Tensor, last: bool) -> Tensor:

@@ -35,7 +35,7 @@ def of_array(name: str, key: str, dtype: str) -> Tensor:
         found = model(signal)[key]
         return found[:, 0] if key == "r" else found
     frames = signal.unfold(0, model.samples, model.hop_length)
-    depth, k, h0 = model.depth_and_correlation(frames)
+    depth, k, h0 = (each[0] for each in model.depth_and_correlation(frames.unsqueeze(0)))
     k = torch.nn.functional.pad(k, (0, 2))
     return {"depth": depth, "k": k, "h0": h0}[key]
 
@@ -108,6 +108,20 @@ def test_frames_batches_and_lengths() -> None:
         found = model(torch.zeros(samples))
         for name, grid in model.grids.items():
             assert found[name].shape == (grid.n_frames(samples), grid.width)
+
+
+@pytest.mark.parametrize("fs", (16000, 22050, 48001))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_and_plain_form(dtype: str, fs: int) -> None:
+    """The plain form, with gradients, has the values of the kernels at any level."""
+    model = RoughnessDanielWeber(fs, dtype=DTYPES[dtype])
+    generator = torch.Generator().manual_seed(8)
+    noise = torch.randn(model.samples, generator=generator, dtype=torch.float64)
+    for level in (1e-4, 1e-2, 1.0):
+        x = (level * noise + modulated(1000.0, 70.0, fs)[: len(noise)]).to(DTYPES[dtype])
+        plain, found = model(x.clone().requires_grad_()), model(x)
+        for name, values in plain.items():
+            assert_close(found[name], values.detach(), BOUNDS[dtype], name)
 
 
 def test_refusals() -> None:

@@ -22,9 +22,8 @@ from amtcore.kernels.vector.simd import (
     LANES,
     fma,
     narrow_lanes,
+    vload,
     vload_narrow,
-    vmax,
-    vmin,
     vsplat,
     vstore,
     where_greater,
@@ -32,6 +31,8 @@ from amtcore.kernels.vector.simd import (
 
 #: Samples from a band level to the next, and steps of the decay from a frame to the next.
 STRIDE = 24
+#: Samples that the numerator (1 - z^-2)^3 of the three sections together looks back.
+NUMERATOR = 6
 #: State values of a band: two of each section, one of each low-pass.
 BAND_STATES = 9
 #: State values of the decay: the core loudness of the frame before, and the two capacitors.
@@ -49,17 +50,21 @@ def _section(
     x: Any, first: int, room: Any, lane: int, n: int, from_x: bool, coef: Any, c: int, state: Any,
     s: int,
 ) -> None:  # fmt: skip
-    """Filter `n` samples of narrow lanes by y[t] = x[t] - a1 y[t-1] - a2 y[t-2], to `room`.
+    """Filter `n` samples of narrow lanes by y[t] = v[t] - a1 y[t-1] - a2 y[t-2], to `room`.
 
-    Input is x[first..] in every lane, or `room`.
+    Input v is `room`, or in every lane the numerator of x, of which x[first] is the oldest sample.
     """
     zero = vsplat(vload_narrow(coef, c * LANES + lane), 0.0)
     minus_a1 = zero - vload_narrow(coef, c * LANES + lane)
     minus_a2 = zero - vload_narrow(coef, (c + 1) * LANES + lane)
     y1, y2 = vload_narrow(state, s + lane), vload_narrow(state, s + LANES + lane)
     for t in range(n):
-        at = t * LANES + lane
-        v = vsplat(zero, x[first + t]) if from_x else vload_narrow(room, at)
+        at, i = t * LANES + lane, first + t
+        if from_x:
+            numerator = (x[i + 6] - x[i]) - 3.0 * (x[i + 4] - x[i + 2])
+            v = vsplat(zero, numerator)
+        else:
+            v = vload_narrow(room, at)
         y = fma(minus_a1, y1, fma(minus_a2, y2, v))
         y1, y2 = y, y1
         vstore(room, at, y)
@@ -93,13 +98,13 @@ def _power(
 
 @kernel
 def bands_item(item: int, samples: int, x: Any, coef: Any, state: Any, out: Any, room: Any) -> None:
-    """Compute the bands of one signal: `x` (signal, samples), `out` (signal, frame, LANES).
+    """Compute the bands: `x` (signal, NUMERATOR + samples), `out` (signal, frame, LANES).
 
     Coefficient rows: a1, a2 of each section, then the rows of `_power`. State (signal, 9, LANES).
     """
     frames, s = -(-samples // STRIDE), item * BAND_STATES * LANES
     for f in range(frames):
-        first, n = item * samples + f * STRIDE, min(STRIDE, samples - f * STRIDE)
+        first, n = item * (NUMERATOR + samples) + f * STRIDE, min(STRIDE, samples - f * STRIDE)
         at = (item * frames + f) * LANES
         for lane in range(0, LANES, narrow_lanes()):
             _section(x, first, room, lane, n, True, coef, 0, state, s)
@@ -109,8 +114,8 @@ def bands_item(item: int, samples: int, x: Any, coef: Any, state: Any, out: Any,
 
 
 def _bands(device: Device, x: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """(signal, time), (9, LANES), (signal, 9, LANES) -> (signal, frame, LANES), and the state."""
-    (signals, samples), after = x.shape, state.clone()
+    """Return powers (signal, frame, LANES) and the state of (signal, NUMERATOR + time)."""
+    signals, samples, after = x.shape[0], x.shape[1] - NUMERATOR, state.clone()
     out = x.new_empty(signals, -(-samples // STRIDE), LANES)
     room = STRIDE * LANES
     device.run_items(bands_item, signals, samples, x.contiguous(), coef, after, out, room=room)
@@ -122,7 +127,7 @@ BANDS = RowOperation(
     name="zwicker_bands",
     run=_bands,
     fake=lambda x, coef, state: (
-        x.new_empty(x.shape[0], -(-x.shape[1] // STRIDE), LANES),
+        x.new_empty(x.shape[0], -(-(x.shape[1] - NUMERATOR) // STRIDE), LANES),
         torch.empty_like(state),
     ),
 )
@@ -161,34 +166,30 @@ def decay_reference(core: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, 
 def decay_item(item: int, frames: int, core: Any, coef: Any, state: Any, out: Any) -> None:
     """Run the decay of one signal; arrays as in `decay_reference`, with LANES lanes."""
     s = item * DECAY_STATES * LANES
-    for lane in range(0, LANES, narrow_lanes()):
-        before = vload_narrow(state, s + lane)
-        uo, u2 = vload_narrow(state, s + LANES + lane), vload_narrow(state, s + 2 * LANES + lane)
-        b0, b1, b2 = vsplat(uo, coef[0]), vsplat(uo, -coef[1]), vsplat(uo, coef[2])
-        b3, b4, b5 = vsplat(uo, -coef[3]), vsplat(uo, coef[4]), vsplat(uo, coef[5])
-        small = vsplat(uo, 1e-5)
-        for t in range(frames):
-            at = (item * frames + t) * LANES + lane
-            now = vload_narrow(core, at)
-            slope = now - before
-            for k in range(1, STRIDE + 1):
-                ui = fma(slope, vsplat(uo, k / STRIDE), before)
-                if k == STRIDE:
-                    ui = now
-                fast = vmax(fma(b2, uo, b3 * u2), ui)
-                slow = vmax(b4 * uo, ui)
-                down = vmin(fma(b0, uo, b1 * u2), fast)
-                rise = fma(u2 - ui, b5, ui)
-                rise = where_greater(ui, u2, rise, where_greater(small, ui - uo, ui, rise))
-                down = where_greater(uo, u2, down, slow)
-                fast = where_greater(uo, u2, fast, slow)
-                u2 = where_greater(uo, ui, down, rise)
-                uo = where_greater(uo, ui, fast, ui)
-            before = now
-            vstore(out, at, uo)
-        vstore(state, s + lane, before)
-        vstore(state, s + LANES + lane, uo)
-        vstore(state, s + 2 * LANES + lane, u2)
+    before, uo, u2 = vload(state, s), vload(state, s + LANES), vload(state, s + 2 * LANES)
+    b0, b1, b2 = vsplat(uo, coef[0]), vsplat(uo, -coef[1]), vsplat(uo, coef[2])
+    b3, b4, b5 = vsplat(uo, -coef[3]), vsplat(uo, coef[4]), vsplat(uo, coef[5])
+    small = vsplat(uo, 1e-5)
+    for t in range(frames):
+        at = (item * frames + t) * LANES
+        now = vload(core, at)
+        slope = now - before
+        for k in range(1, STRIDE + 1):
+            ui = fma(slope, vsplat(uo, k / STRIDE), before)
+            if k == STRIDE:
+                ui = now
+            fast, slow = fma(b2, uo, b3 * u2), b4 * uo
+            fast, slow = where_greater(ui, fast, ui, fast), where_greater(ui, slow, ui, slow)
+            down, rise = fma(b0, uo, b1 * u2), fma(u2 - ui, b5, ui)
+            down = where_greater(down, fast, fast, down)
+            rise = where_greater(ui, u2, rise, where_greater(small, ui - uo, ui, rise))
+            down, fast = where_greater(uo, u2, down, slow), where_greater(uo, u2, fast, slow)
+            u2, uo = where_greater(uo, ui, down, rise), where_greater(uo, ui, fast, ui)
+        before = now
+        vstore(out, at, uo)
+    vstore(state, s, before)
+    vstore(state, s + LANES, uo)
+    vstore(state, s + 2 * LANES, u2)
 
 
 def _decay(device: Device, core: Tensor, coef: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
