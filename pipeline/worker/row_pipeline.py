@@ -139,7 +139,7 @@ class RowProcessor:
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
         # Lasting threads, one a shard, because a streamed source keeps its place per thread.
         self._feeders = ThreadPoolExecutor(shards, thread_name_prefix="feed")
-        # Of one shard; long clips of many shards may be under way at once, also on a GPU.
+        # Long clips of many shards may be under way at once, also on a GPU.
         ahead_bytes = min(PREFETCH_BYTES, ALL_PREFETCH_BYTES // shards)
         self._ahead_bytes = ahead_bytes if gpu is None else GPU_PREFETCH_BYTES
         self._listeners = column_listeners(spec, self._extractors)

@@ -1,4 +1,4 @@
-"""Run one job while nodes join its Ray cluster and die; a script, because it owns its Ray.
+"""Run one job while nodes join its Ray cluster and die. A script, because it has a Ray of its own.
 
     python -m tests.chaos.elastic_cluster JOB.yaml FOLDER WORKERS
 

@@ -1,4 +1,4 @@
-"""Nodes join a running job and die; the result equals that of one process left in peace."""
+"""Nodes join a running job and die, and the result equals the result of one process."""
 
 from __future__ import annotations
 

@@ -27,12 +27,13 @@ from amtcore.kernels.vector.simd import (
     vstore,
     where_greater,
 )
-from amtcore.units import REFERENCE_PA
 
 #: Slopes of excitation in dB/Bark: below a component, and above it, per dB of its level.
 LOWER, UPPER_DB = -27.0, 0.2
 #: Factor from dB to the exponent of an amplitude, and from the logarithm of a power to dB.
 EXPONENT, DB = math.log(10.0) / 20.0, 10.0 / math.log(10.0)
+#: Level of 1 Pa in dB SPL.
+PASCAL_DB = -20.0 * math.log10(20e-6)
 #: Least power of a component in Pa^2, for its level.
 LEAST_POWER = 1e-30
 #: Outputs to which a sample adds in `lower_rate`.
@@ -87,7 +88,7 @@ def excite(spectrum: Any, table: Any, near: Any, least: Any, out: Any) -> None:
     for k in range(components):
         re[k], im[k] = ear[k] * spectrum[2 * k], ear[k] * spectrum[2 * k + 1]
     zero, db = vsplat(re, 0.0), vsplat(re, DB)
-    tiny, shift = vsplat(re, LEAST_POWER), vsplat(re, -20.0 * math.log10(REFERENCE_PA))
+    tiny, shift = vsplat(re, LEAST_POWER), vsplat(re, PASCAL_DB)
     for k in range(0, components, LANES):
         a, b = vload(re, k), vload(im, k)
         loud = fma(vlog(vmax(fma(a, a, b * b), tiny)), db, shift)
