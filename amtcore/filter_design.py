@@ -10,10 +10,13 @@ section 12.7), and the Kaiser-windowed low-pass of scipy.signal.resample_poly. I
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from amtcore.errors import ParameterError
 
 
 def butter1(cutoff_hz: float, fs_hz: float, kind: str = "low") -> tuple[list[float], list[float]]:
@@ -182,6 +185,16 @@ def resample_taps(up: int, down: int, half: int | None = None, beta: float = 5.0
     steps = np.arange(-half, half + 1)
     taps = np.sinc(steps / most) * np.kaiser(2 * half + 1, beta)
     return torch.from_numpy(up * taps / taps.sum())
+
+
+def resample_ratio(fs: float, fs_out: float) -> tuple[int, int]:
+    """Return (up, down) of a change of rate; ParameterError unless both are small integers."""
+    ratio = Fraction(str(fs_out)) / Fraction(str(fs))
+    if max(ratio.numerator, ratio.denominator) >= 4096:
+        raise ParameterError(
+            f"{fs_out:g} Hz from {fs:g} Hz is no ratio of small integers; use a rounder rate"
+        )
+    return ratio.numerator, ratio.denominator
 
 
 def gammatone_polynomials(fc_hz: Tensor, width_hz: Tensor, fs: float) -> tuple[Tensor, Tensor]:

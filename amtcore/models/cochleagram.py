@@ -24,7 +24,7 @@ from torch import Tensor
 
 from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.filter_design import resample_taps
+from amtcore.filter_design import resample_ratio, resample_taps
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.fine_envelope import bands_to_frames, can_interpolate, frame_weights
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
@@ -312,12 +312,7 @@ class Cochleagram(FrameModule):
         up, down, self.centre = hop.denominator, hop.numerator, Fraction(0)
         window = Fraction(1, up)
         if self.preset == "pycochleagram":
-            if max(up, down) >= 4096:
-                raise ParameterError(
-                    f"{fs_out:g} Hz from {fs:g} Hz is no ratio of small integers; use a rounder "
-                    "rate"
-                )
-            taps = resample_taps(up, down)
+            taps = resample_taps(*resample_ratio(self.fs, self.fs_out))
             ahead = len(taps) // 2
         elif up != 1:
             raise ParameterError(

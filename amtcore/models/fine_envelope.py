@@ -200,9 +200,3 @@ def bands_to_frames(
         starts, of_envelopes, of_frames,
     )  # fmt: skip
     return envelopes[:, : len(bands)], frames[:, : len(bands)]
-
-
-def fine_envelope(bands: Sequence[Tensor], n_fft: int, samples: int, floor: float) -> Tensor:
-    """Return the envelopes (band, sample) of at most LANES bands; see `can_interpolate`."""
-    weights, starts = torch.zeros(1, 512, 4), np.zeros(0, np.int64)
-    return bands_to_frames(bands, n_fft, samples, floor, weights, starts, keep=True)[0].T

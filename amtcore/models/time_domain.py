@@ -121,10 +121,10 @@ class StageSequence(nn.Sequential):
 class WholeSignalBands:
     """Modulation bands that need the whole signal: `count` bands at the rate `fs_hz`.
 
-    `bands` takes (batch, channel, time), the length of each signal, and the bands to leave out. For
-    each other band it returns a list of (1, channel, time'), one for each signal. `rates` is (up,
-    down) from the model's rate. `means` are those of
-    `King2019ModulationFilterbank.envelope_means`, if there are any.
+    - `bands` takes (batch, channel, time), the length of each signal, and the bands to leave out.
+      It returns a list for each other band, with (1, channel, time') of each signal.
+    - `rates` is (up, down) from the model's rate.
+    - `means` is `King2019ModulationFilterbank.envelope_means`, or None.
     """
 
     bands: Callable[[Tensor, Sequence[int], Collection[int]], Iterator[list[Tensor]]]

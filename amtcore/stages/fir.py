@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from amtcore.arguments import checked_arguments, whole
 from amtcore.errors import ParameterError
-from amtcore.filter_design import resample_taps
+from amtcore.filter_design import resample_ratio, resample_taps
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.fir import DECIMATE, FIR
 from amtcore.kernels.operators import operator
@@ -169,13 +168,7 @@ class Resampler(BlockStage):
     ) -> None:
         super().__init__(fs, False, dtype, backend)
         self.fs_out = check_fs(fs_out)
-        ratio = Fraction(str(self.fs_out)) / Fraction(str(self.fs))
-        self.up, self.down = ratio.numerator, ratio.denominator
-        if max(self.up, self.down) >= 4096:
-            raise ParameterError(
-                f"{self.fs_out:g} Hz from {self.fs:g} Hz is no ratio of small integers; "
-                "use a rounder rate"
-            )
+        self.up, self.down = resample_ratio(self.fs, self.fs_out)
         self.reach = 10 * max(self.up, self.down)
 
     @property

@@ -7,8 +7,7 @@
 A thread's time belongs to its innermost part, so parts add up to the time spent. Threads of kernels
 count for the part and the model that called the kernel. Threads of other libraries (torch, Zarr)
 count for the kind of part in which they were first seen, and are read when such a part ends. Time
-that no part claims is `other`. Stages (`StageTimes`) overlap, so
-their times do not add up.
+that no part claims is `other`. Stages (`StageTimes`) overlap, so their times do not add up.
 """
 
 from __future__ import annotations
@@ -56,18 +55,19 @@ class CpuSeconds:
             self._whole.add(part, seconds, model)
 
     def seconds(self) -> dict[str, float]:
-        return self._sums(lambda part, model: part)
+        return self._sums(0)
 
     def of_models(self) -> dict[str, float]:
         """Return CPU seconds by model, of the parts that name one."""
-        return self._sums(lambda part, model: model)
+        return self._sums(1)
 
-    def _sums(self, name: Callable[[str, str], str]) -> dict[str, float]:
+    def _sums(self, index: int) -> dict[str, float]:
+        """Return CPU seconds by one name of the keys."""
         sums: dict[str, float] = {}
         with self._lock:
             for key, seconds in self._seconds.items():
-                if name(*key):
-                    sums[name(*key)] = sums.get(name(*key), 0.0) + seconds
+                if name := key[index]:
+                    sums[name] = sums.get(name, 0.0) + seconds
         return sums
 
 

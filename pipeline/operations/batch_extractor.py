@@ -98,10 +98,10 @@ class BatchExtractor:
             raise ValueError(f"expected a batch {wanted}, got the columns {[*columns]}")
         clips = columns.pop(self._audio)
         names = [redact(c) if isinstance(c, str) else f"clip {n}" for n, c in enumerate(clips)]
-        told = [name for name in self._spec.listener_columns if name in columns]
-        extras = [{name: columns[name][n] for name in told} for n in range(len(clips))]
+        audiograms = {k: columns[k] for k in self._spec.listener_columns if k in columns}
         items = [
-            Item(str(n), names[n], extra={CLIP: clip} | extras[n]) for n, clip in enumerate(clips)
+            Item(str(n), names[n], extra={CLIP: clip, **{k: of[n] for k, of in audiograms.items()}})
+            for n, clip in enumerate(clips)
         ]
         done = self._processor().process(items)
         rows: list[FeatureRow | QuarantineRow] = [*done.good, *done.bad]

@@ -64,11 +64,11 @@ class SpecModel(BaseModel):
     @classmethod
     def _no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse true and false for a number: pydantic takes them for 1 and 0."""
-        kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
         values = value if isinstance(value, list | tuple) else [value]
-        truth = [each for each in values if isinstance(each, bool)]
-        if truth and kinds & {int, float} and bool not in kinds:
-            raise ValueError(f"expected a number, got {str(truth[0]).lower()}")
+        if truth := [each for each in values if isinstance(each, bool)]:
+            kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"expected a number, got {str(truth[0]).lower()}")
         return value
 
 
