@@ -29,12 +29,19 @@ from amtcore.features.feature_model import (
     check_options,
     module_constants,
 )
-from amtcore.features.pooled_streams import FrontEnd, FusedFeatures, WholeClipFeatures
+from amtcore.features.pooled_streams import (
+    EnvelopeFeatures,
+    FrontEnd,
+    FullRateFeatures,
+    FusedFeatures,
+    WholeClipFeatures,
+)
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeFeatures, SpikeOptions, join
 from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backend import Backend
 from amtcore.kernels.chain import compile_chain, identity_bank
 from amtcore.models.time_domain import TimeDomainModel
+from amtcore.stages.envelope_means import cell_samples
 
 Features = FusedFeatures | WholeClipFeatures | SpikeFeatures
 
@@ -101,7 +108,13 @@ def _features(
     channels = model.num_channels
     pooling = compile_chain([], identity_bank(channels, model.fc), pool, whole.fs_hz, rate)
     offsets = tuple(range(0, channels * whole.count + 1, whole.count))
-    return WholeClipFeatures(ops, whole, pooling), offsets
+    filters = whole.filters
+    if filters is None or pool not in ("mean", "rms"):
+        return FullRateFeatures(ops, whole, pooling), offsets
+    plain = compile_chain(ops, filters.plain, pool, model.fs, rate) if filters.plain.kinds else None
+    steps = cell_samples(model.fs, filters.upper_hz, rate)
+    cells = compile_chain(ops, filters.enveloped, "mean", min(steps), 1)
+    return EnvelopeFeatures(whole, pooling, plain, cells, steps), offsets
 
 
 class FilterbankExtractor(Extractor):

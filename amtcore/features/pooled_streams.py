@@ -1,14 +1,16 @@
 """Samples to frames of one feature stream, by the fused kernel or from whole clips.
 
     clip -> front end -> fused chain: operations, filters, pooling                (any length)
-    clip -> front end -> operations at full rate -> one band at a time -> pooling (clip in memory).
+    clip -> front end -> operations at full rate -> one band at a time -> pooling (clip in memory)
+    clip -> front end -> fused chain, means over cells -> envelopes -> pooling    (cells in memory).
 
-The second way serves stages that need the whole signal, such as a Hilbert envelope. The front end
-is computed once for all streams.
+The second way serves stages that need the whole signal, and the third way means of Hilbert
+envelopes. The front end is computed once for all streams.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import islice
@@ -17,13 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from amtcore.kernels.backend import Backend, Samples
+from amtcore.kernels.backend import Backend, Chain, Samples
 from amtcore.kernels.chain import ChainPlan, ChainStep, check_sizes, tables_of_steps
 from amtcore.kernels.devices import get_backend
 from amtcore.kernels.pooling import POOLS
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for, parallel_map
 from amtcore.models.time_domain import WholeSignalBands
+from amtcore.stages.envelope_means import envelope_means, zeros_around
 from amtcore.stages.stage import Stage
 
 #: Signals whose channels a GPU holds at once.
@@ -90,27 +94,16 @@ class FusedFeatures:
         return [np.concatenate(parts) for parts in zip(frames, last, strict=True)]
 
 
-class WholeClipFeatures:
-    """A stream that needs whole clips: channels at full rate, then one modulation band at a time.
-
-    The memory is a few bands of one clip for each thread. On a GPU clips of similar length run
-    together.
+class WholeClipFeatures(ABC):
+    """A stream that needs whole clips. On a GPU clips of similar length run together.
 
     Args:
-        ops: Operations up to the bands' input.
-        bands: Computes the bands.
+        bands: The modulation bands of a channel.
         pooling: Pools one band of all channels.
     """
 
-    def __init__(
-        self, ops: Sequence[ChainStep], bands: WholeSignalBands, pooling: ChainPlan
-    ) -> None:
-        check_sizes(ops)
-        self._coef = torch.cat([op.coef for op in ops], 1)
-        steps = tuple((op.operation, op.argument) for op in ops)
-        self._tables = tables_of_steps(steps, len(self._coef))
-        self._rest = torch.cat([op.state for op in ops], 1)
-        self._bands, self._compiled = bands, pooling
+    def __init__(self, bands: WholeSignalBands, pooling: ChainPlan) -> None:
+        self._bands, self._pooling = bands, pooling
         self.width = bands.count * pooling.tables.width
         #: Empty: the grids of a whole clip begin with the clip.
         self.hops: tuple[Fraction, ...] = ()
@@ -118,12 +111,11 @@ class WholeClipFeatures:
 
     def place(self, backend: Backend) -> None:
         """Compute with this backend from now on."""
-        self._backend, self._pooling = backend, backend.place(self._compiled)
-        self._coef, self._rest = self._coef.to(backend.device), self._rest.to(backend.device)
+        self._backend = backend
 
     def n_frames(self, n_samples: int) -> int:
         """Return the number of whole frames in `n_samples` samples."""
-        return self._compiled.n_frames(n_samples * self._bands.rates[0] // self._bands.rates[1])
+        return self._pooling.n_frames(n_samples * self._bands.rates[0] // self._bands.rates[1])
 
     def extract(self, clips: Sequence[Any]) -> list[Samples]:
         """Return (frames, width) of each clip, columns channel by channel."""
@@ -131,8 +123,12 @@ class WholeClipFeatures:
         frames: dict[int, list[Any]] = {}
 
         def run(k: int) -> None:
-            made = self._pooled([clips[i] for i in groups[k]])
-            frames.update(zip(groups[k], made, strict=True))
+            with torch.no_grad():
+                signals = [
+                    clip if isinstance(clip, Tensor) else self._backend.upload(clip)
+                    for clip in self._backend.share([clips[i] for i in groups[k]])
+                ]
+                frames.update(zip(groups[k], self._pooled(signals), strict=True))
 
         if len(clips) < get_num_threads() or self._backend.name != "cpu":
             for k in range(len(groups)):
@@ -140,7 +136,7 @@ class WholeClipFeatures:
         else:
             parallel_for(run, len(groups))
         arrays = iter(self._backend.download([band for i in sorted(frames) for band in frames[i]]))
-        nothing = np.empty((0, self.width), self._compiled.coef.dtype)
+        nothing = np.empty((0, self.width), self._pooling.coef.dtype)
         return [
             np.stack([*islice(arrays, self._bands.count)], -1).reshape(-1, self.width)
             if i in frames
@@ -157,52 +153,111 @@ class WholeClipFeatures:
         most = 0  # clips of a group, by the length of its first clip, the longest
         for i in sorted(heard, key=lambda i: -len(clips[i])):
             if not groups or len(groups[-1]) >= most:
-                most = _CHANNEL_BYTES // (self._coef.shape[0] * len(clips[i]) * 8)
+                most = _CHANNEL_BYTES // (self._pooling.tables.channels * len(clips[i]) * 8)
                 groups.append([])
             groups[-1].append(i)
         return groups
 
-    def _pooled(self, clips: Sequence[Any]) -> list[list[Any]]:
-        """Return the frames of every clip and band, on the device."""
-        frames: list[list[Any]] = [[] for _ in clips]
-        with torch.no_grad():
-            # Padding after a clip does not change its frames, as no operation looks ahead.
-            signals = [
-                clip if isinstance(clip, Tensor) else self._backend.upload(clip)
-                for clip in self._backend.share(list(clips))
-            ]
-            x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True).unsqueeze(1)
-            rest = self._rest.expand(len(clips), *self._rest.shape)
-            channels, _ = self._backend.run_chain(self._tables, x, self._coef, rest)
-            lengths = [len(signal) for signal in signals]
-            means = self._means(
-                [x[:, :n].contiguous() for x, n in zip(channels, lengths, strict=True)]
-            )
-            bands = self._bands.bands(channels, lengths, [*means[0]])
-            for number in range(self._bands.count):
-                if number in means[0]:
-                    made = [self._backend.clip_of(of_clip[number]) for of_clip in means]
-                else:
-                    samples = [self._backend.clip_of(of_clip[0]) for of_clip in next(bands)]
-                    made = self._pooling.push(samples, self._pooling.fresh(len(samples)), 0)
-                for of_clip, pooled in zip(frames, made, strict=True):
-                    of_clip.append(pooled)
+    @abstractmethod
+    def _pooled(self, signals: Sequence[Tensor]) -> list[list[Any]]:
+        """Return for each signal the frames of each band, (frame, channel), on the device."""
+
+
+class FullRateFeatures(WholeClipFeatures):
+    """Channels at full rate, then one modulation band at a time.
+
+    The memory is a few bands of one clip for each thread.
+
+    Args:
+        ops: Operations up to the bands' input.
+        bands: Computes the bands.
+        pooling: Pools one band of all channels.
+    """
+
+    def __init__(
+        self, ops: Sequence[ChainStep], bands: WholeSignalBands, pooling: ChainPlan
+    ) -> None:
+        check_sizes(ops)
+        self._coef = torch.cat([op.coef for op in ops], 1)
+        steps = tuple((op.operation, op.argument) for op in ops)
+        self._tables = tables_of_steps(steps, len(self._coef))
+        self._rest = torch.cat([op.state for op in ops], 1)
+        super().__init__(bands, pooling)
+
+    def place(self, backend: Backend) -> None:
+        super().place(backend)
+        self._chain = backend.place(self._pooling)
+        self._coef, self._rest = self._coef.to(backend.device), self._rest.to(backend.device)
+
+    def _pooled(self, signals: Sequence[Tensor]) -> list[list[Any]]:
+        frames: list[list[Any]] = [[] for _ in signals]
+        # Padding after a clip does not change its frames, as no operation looks ahead.
+        x = torch.nn.utils.rnn.pad_sequence(list(signals), batch_first=True).unsqueeze(1)
+        rest = self._rest.expand(len(signals), *self._rest.shape)
+        channels, _ = self._backend.run_chain(self._tables, x, self._coef, rest)
+        for band in self._bands.bands(channels, [len(signal) for signal in signals]):
+            samples = [self._backend.clip_of(of_clip[0]) for of_clip in band]
+            for of_clip, pooled in zip(frames, _pushed(self._chain, samples), strict=True):
+                of_clip.append(pooled)
         return frames
 
-    def _means(self, signals: Sequence[Tensor]) -> list[dict[int, Any]]:
-        """Return (frame, channel) of the bands whose means need no band at full rate, by signal."""
-        pool, means = self._compiled.tables.pool, self._bands.means
-        if means is None or pool not in (POOLS["mean"], POOLS["rms"]):
-            return [{} for _ in signals]
-        samples, frames = self._compiled.tables.samples_per_frame
-        numbers = [torch.arange(self.n_frames(x.shape[-1]) + 1, device=x.device) for x in signals]
-        edges = [-(-number * samples // frames) for number in numbers]
-        if self._backend.name != "cpu":
-            return means(signals, edges, pool == POOLS["rms"])
 
-        def of_signal(i: int) -> dict[int, Any]:
+class EnvelopeFeatures(WholeClipFeatures):
+    """Means or root mean squares of bands, some of them Hilbert envelopes at a reduced rate.
+
+    The fused kernel pools the bands without an envelope, and computes cells of the others; see
+    `envelope_means`. No band is in memory at full rate.
+
+    Args:
+        bands: The bands and their `filters`.
+        pooling: Pools one band of all channels, by "mean" or "rms".
+        plain: Pools the bands without an envelope; None if there are none.
+        cells: Computes the cells, as its frames.
+        steps: Samples of the cells of a channel's envelopes.
+    """
+
+    def __init__(
+        self, bands: WholeSignalBands, pooling: ChainPlan, plain: ChainPlan | None,
+        cells: ChainPlan, steps: Sequence[int],
+    ) -> None:  # fmt: skip
+        self._plain_plan, self._cells_plan, self._steps = plain, cells, steps
+        super().__init__(bands, pooling)
+
+    def place(self, backend: Backend) -> None:
+        super().place(backend)
+        self._plain = self._plain_plan and backend.place(self._plain_plan)
+        self._cells = backend.place(self._cells_plan)
+
+    def _pooled(self, signals: Sequence[Tensor]) -> list[list[Any]]:
+        backend, tables, filters = self._backend, self._pooling.tables, self._bands.filters
+        assert filters is not None, "bands have filters if envelopes alone need the whole signal"
+        (samples, frames), square = tables.samples_per_frame, tables.pool == POOLS["rms"]
+        padded = [pad(x, zeros_around(len(x), self._steps)) for x in signals]
+        cells = _pushed(self._cells, [backend.clip_of(x) for x in padded])
+        plain = self._plain and _pushed(self._plain, [backend.clip_of(x) for x in signals])
+
+        def of_signal(i: int) -> list[Any]:
+            of_cells = cells[i] if isinstance(cells[i], Tensor) else backend.upload(cells[i])
+            count = len(signals[i])
+            numbers = torch.arange(self.n_frames(count) + 1, device=of_cells.device)
+            edges = -(-numbers * samples // frames)
             with torch.no_grad():
-                return means(signals[i : i + 1], edges[i : i + 1], pool == POOLS["rms"])[0]
+                means = envelope_means(of_cells, count, self._steps, edges, square)
+            envelopes, others = iter(means), iter(())
+            if plain:
+                by_band = plain[i].reshape(len(plain[i]), tables.channels, -1)
+                others = (by_band[:, :, m] for m in range(by_band.shape[2]))
+            return [
+                backend.clip_of(next(envelopes)) if is_envelope else next(others)
+                for is_envelope in filters.is_envelope
+            ]
 
+        if backend.name != "cpu":
+            return [of_signal(i) for i in range(len(signals))]
         # A thread of the pool has one thread of torch, which fixes the order of sums.
         return parallel_map(of_signal, len(signals))
+
+
+def _pushed(chain: Chain, clips: Sequence[Any]) -> list[Any]:
+    """Return the frames of whole clips."""
+    return chain.push(clips, chain.fresh(len(clips)), 0)

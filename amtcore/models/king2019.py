@@ -7,7 +7,7 @@ output in the same unit after compression.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -180,13 +180,11 @@ class King2019(TimeDomainModel):
         if stream != "modulation" or (resampler is None and bank.can_stream):
             return None
         if resampler is None:
-            means = bank.envelope_means
-            return WholeSignalBands(bank.bands, bank.num_filters, self.fs, means=means)
+            filters = bank.envelope_filters(self.num_channels)
+            return WholeSignalBands(bank.bands, bank.num_filters, self.fs, filters=filters)
 
-        def resampled(
-            x: Tensor, samples: Sequence[int], without: Collection[int]
-        ) -> Iterator[list[Tensor]]:
-            for band in bank.bands(x, samples, without):
+        def resampled(x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
+            for band in bank.bands(x, samples):
                 yield [resampler(of_signal) for of_signal in band]
 
         rates = (resampler.up, resampler.down)

@@ -8,7 +8,7 @@ by one; the fused kernel for features gets the operations from the filterbank on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from amtcore.errors import ParameterError, StateError, nearest_hint
 from amtcore.kernels.chain import ChainStep, FilterBank, identity_bank
 from amtcore.models.composition import Model, require_fusable, require_streamable
+from amtcore.stages.envelope_means import EnvelopeFilters
 from amtcore.stages.stage import Stage, StreamChunk, accepts_chunks
 from amtcore.torch_internals import has_any_hooks
 
@@ -121,19 +122,17 @@ class StageSequence(nn.Sequential):
 class WholeSignalBands:
     """Modulation bands that need the whole signal: `count` bands at the rate `fs_hz`.
 
-    - `bands` takes (batch, channel, time), the length of each signal, and the bands to leave out.
-      It returns a list for each other band, with (1, channel, time') of each signal.
+    - `bands` takes (batch, channel, time) and the length of each signal. It returns a list for each
+      band, with (1, channel, time') of each signal.
     - `rates` is (up, down) from the model's rate.
-    - `means` is `King2019ModulationFilterbank.envelope_means`, or None.
+    - `filters` are the filters of the bands if `bands` adds only Hilbert envelopes, else None.
     """
 
-    bands: Callable[[Tensor, Sequence[int], Collection[int]], Iterator[list[Tensor]]]
+    bands: Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
     count: int
     fs_hz: float
     rates: tuple[int, int] = (1, 1)
-    means: Callable[[Sequence[Tensor], Sequence[Tensor], bool], list[dict[int, Tensor]]] | None = (
-        None
-    )
+    filters: EnvelopeFilters | None = None
 
 
 class TimeDomainModel(Model):

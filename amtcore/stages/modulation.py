@@ -14,7 +14,7 @@ RMS of the band, which needs the whole signal.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -36,7 +36,7 @@ from amtcore.kernels.operations.sections import FIRST_ORDER
 from amtcore.kernels.operators import modulation_bank, operator, run_ops
 from amtcore.kernels.torch_state import is_transformed
 from amtcore.stages.constants import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
-from amtcore.stages.envelope_means import envelope_means
+from amtcore.stages.envelope_means import EnvelopeFilters
 from amtcore.stages.stage import (
     BlockStage,
     check_below_nyquist,
@@ -67,7 +67,6 @@ class SeparateOutputs(torch.autograd.Function):
 
 _FIRST_BANDWIDTH_HZ = 5.0
 _PHASE_LIMIT_HZ = 10.0  # up to here the modulation phase is kept
-_FORGOTTEN = 18.0  # time constants after which a filter has forgotten its input, in float32
 _LEAST_BAND = 1e-3  # of the highest edge, for bands that learning moved to fs/2
 
 #: Arguments of all presets, and of each preset.
@@ -396,13 +395,11 @@ class King2019ModulationFilterbank(BlockStage):
         A pole p = exp(+-3 pi i / 4) of the low-pass becomes the roots s of s^2 - p B s + w^2 = 0,
         with the band B and its middle w in rad/s.
         """
-        return float(self._memories_s().max())
-
-    def _memories_s(self) -> Tensor:
         low, high = (2.0 * math.pi * edge.detach() for edge in self.edges())
         half = torch.polar(high - low, torch.full_like(low, 0.75 * math.pi)) / 2.0
         apart = torch.sqrt(half**2 - low * high)
-        return 1.0 / -torch.maximum((half + apart).real, (half - apart).real)
+        slowest = torch.maximum((half + apart).real, (half - apart).real).max()
+        return 1.0 / -float(slowest)
 
     def coefficients(self) -> Tensor:
         """(modulation, 12): the two sections of each filter."""
@@ -417,43 +414,24 @@ class King2019ModulationFilterbank(BlockStage):
 
     def bank(self, channels: int) -> FilterBank:
         self._check_streamable()
-        count = self.num_filters
-        coef = self.coefficients().detach().repeat(channels, 1)
-        offsets = tuple(range(0, count * channels + 1, count))
+        return self._bank([True] * self.num_filters, channels)
+
+    def envelope_filters(self, channels: int) -> EnvelopeFilters:
+        """Return the filters without and with an envelope."""
+        plain = [not is_envelope for is_envelope in self.insensitive]
+        upper_hz = self.edges()[1].detach()[self.insensitive].tolist()
+        banks = self._bank(plain, channels), self._bank(self.insensitive, channels)
+        return EnvelopeFilters(self.insensitive, *banks, upper_hz)
+
+    def _bank(self, chosen: list[bool], channels: int) -> FilterBank:
+        count = sum(chosen)
+        coef = self.coefficients().detach()[chosen].repeat(channels, 1)
+        offsets = tuple(count * i for i in range(channels + 1))
         return FilterBank((BANK_TWO_SECTIONS,) * count, coef, offsets)
 
-    def envelope_means(
-        self, signals: Sequence[Tensor], edges: Sequence[Tensor], square: bool
-    ) -> list[dict[int, Tensor]]:
-        """Return the means over frames of each Hilbert envelope, by filter; see `envelope_means`.
-
-        Args:
-            signals: (channel, time) each.
-            edges: For each signal the first samples of its frames, and the sample after the last.
-            square: Take root mean squares.
-        Returns:
-            For each signal (frame, channel) by number of the filter.
-        """
-        chosen = [m for m, is_envelope in enumerate(self.insensitive) if is_envelope]
-        rows = self.coefficients()[chosen]
-        # Earlier samples leave nothing in the states at the end.
-        heard = math.ceil(_FORGOTTEN * self.fs * float(self._memories_s()[chosen].max()))
-        ends = [torch.nn.functional.pad(x[:, -heard:], (max(heard - x.shape[1], 0), 0))
-                for x in signals]  # fmt: skip
-        _, states = self._filter(torch.stack(ends), rows, None)
-        states = states.unflatten(1, (-1, len(chosen)))
-        return [
-            dict(zip(chosen, envelope_means(x, rows, s, at, self.fs, square), strict=True))
-            for x, s, at in zip(signals, states, edges, strict=True)
-        ]
-
-    def bands(
-        self, x: Tensor, samples: Sequence[int], without: Collection[int] = ()
-    ) -> Iterator[list[Tensor]]:
+    def bands(self, x: Tensor, samples: Sequence[int]) -> Iterator[list[Tensor]]:
         """Yield each filter's bands, (1, channel, its samples), of signals padded to one length."""
         for m, rows in enumerate(self.coefficients()):
-            if m in without:
-                continue
             y, _ = self._filter(x, rows.unsqueeze(0), None)
             band = y.squeeze(2)
             # A copy: the rounding of a transform then does not depend on other signals.
