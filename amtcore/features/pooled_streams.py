@@ -1,11 +1,12 @@
 """Samples to frames of one feature stream, by the fused kernel or from whole clips.
 
-    clip -> front end -> fused chain: operations, filters, pooling                (any length)
-    clip -> front end -> operations at full rate -> one band at a time -> pooling (clip in memory)
-    clip -> front end -> fused chain, means over cells -> envelopes -> pooling    (cells in memory).
+- `FusedFeatures`: clip -> front end -> fused chain of operations, filters, pooling. Any length.
+- `FullRateFeatures`: clip -> front end -> operations -> one band at a time -> pooling. The clip is
+  in memory at full rate, for stages that need the whole signal.
+- `EnvelopeFeatures`: clip -> front end -> fused chain -> Hilbert envelopes -> means. The bands of
+  the clip are in memory at a reduced rate.
 
-The second way serves stages that need the whole signal, and the third way means of Hilbert
-envelopes. The front end is computed once for all streams.
+The front end is computed once for all streams.
 """
 
 from __future__ import annotations
@@ -239,18 +240,12 @@ class EnvelopeFeatures(WholeClipFeatures):
         def of_signal(i: int) -> list[Any]:
             of_cells = cells[i] if isinstance(cells[i], Tensor) else backend.upload(cells[i])
             count = len(signals[i])
-            numbers = torch.arange(self.n_frames(count) + 1, device=of_cells.device)
-            edges = -(-numbers * samples // frames)
+            edges = -(-torch.arange(self.n_frames(count) + 1) * samples // frames)
             with torch.no_grad():
                 means = envelope_means(of_cells, count, self._steps, edges, square)
-            envelopes, others = iter(means), iter(())
-            if plain:
-                by_band = plain[i].reshape(len(plain[i]), tables.channels, -1)
-                others = (by_band[:, :, m] for m in range(by_band.shape[2]))
-            return [
-                backend.clip_of(next(envelopes)) if is_envelope else next(others)
-                for is_envelope in filters.is_envelope
-            ]
+            envelopes = iter(_bands(backend.clip_of(means), tables.channels))
+            others = iter(_bands(plain[i], tables.channels) if plain else [])
+            return [next(envelopes if each else others) for each in filters.is_envelope]
 
         if backend.name != "cpu":
             return [of_signal(i) for i in range(len(signals))]
@@ -261,3 +256,9 @@ class EnvelopeFeatures(WholeClipFeatures):
 def _pushed(chain: Chain, clips: Sequence[Any]) -> list[Any]:
     """Return the frames of whole clips."""
     return chain.push(clips, chain.fresh(len(clips)), 0)
+
+
+def _bands(frames: Any, channels: int) -> list[Any]:
+    """Split frames of all channels and bands into (frame, channel) of each band."""
+    by_band = frames.reshape(len(frames), channels, -1)
+    return [by_band[:, :, m] for m in range(by_band.shape[2])]

@@ -125,7 +125,7 @@ class WholeSignalBands:
     - `bands` takes (batch, channel, time) and the length of each signal. It returns a list for each
       band, with (1, channel, time') of each signal.
     - `rates` is (up, down) from the model's rate.
-    - `filters` are the filters of the bands if `bands` adds only Hilbert envelopes, else None.
+    - `filters` has the filters. It is None if more than filters and Hilbert envelopes is needed.
     """
 
     bands: Callable[[Tensor, Sequence[int]], Iterator[list[Tensor]]]
