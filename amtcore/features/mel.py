@@ -1,4 +1,4 @@
-"""Mel spectra and cepstra from torchaudio, as a baseline for the auditory models.
+"""Mel spectra and cepstra of torchaudio's definition, a baseline for the auditory models.
 
     samples, padded by half a window at both ends -> blocks of frames on a fixed grid
         -> spectra -> mel bands of torchaudio -> logarithm [-> discrete cosine transform]
@@ -183,7 +183,7 @@ class MelBlocks:
     def _log_mel(self, samples: Tensor) -> Tensor:
         """Return (frame, band) of (sample,)."""
         params = self.params
-        # As torchaudio computes it, but in half the time: frames are rows, and power needs no root.
+        # This gives torchaudio's numbers in half the time: frames are rows, and power needs no root.
         spectra = torch.fft.rfft(samples.unfold(0, params.n_fft, params.hop_length) * self._window)
         if params.power == 2.0:
             powers = spectra.real.square() + spectra.imag.square()
