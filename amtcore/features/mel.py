@@ -183,7 +183,7 @@ class MelBlocks:
     def _log_mel(self, samples: Tensor) -> Tensor:
         """Return (frame, band) of (sample,)."""
         params = self.params
-        # This gives torchaudio's numbers in half the time: frames are rows, and power needs no root.
+        # Torchaudio's numbers in half the time: frames are rows, and power needs no root.
         spectra = torch.fft.rfft(samples.unfold(0, params.n_fft, params.hop_length) * self._window)
         if params.power == 2.0:
             powers = spectra.real.square() + spectra.imag.square()
