@@ -35,6 +35,7 @@ from amtcore.features.pooled_streams import (
     FullRateFeatures,
     FusedFeatures,
     WholeClipFeatures,
+    filtered,
 )
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeFeatures, SpikeOptions, join
 from amtcore.features.stream_info import StreamInfo
@@ -161,10 +162,9 @@ class FilterbankExtractor(Extractor):
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         with self.backend.stream():
-            signals = [
-                FrontEnd(self._front_end, self.backend).push(as_clip(clip, self.dtype), last=True)
-                for clip in clips
-            ]
+            signals = filtered(
+                self._front_end, self.backend, [as_clip(clip, self.dtype) for clip in clips]
+            )
             if len(self._features) > 1:
                 signals = self.backend.share(signals)
             frames: dict[str, Sequence[Any]] = {

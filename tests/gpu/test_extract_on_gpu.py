@@ -10,19 +10,26 @@ import numpy as np
 import pytest
 import torch
 
-from amtcore.features.registry import BUILT_IN, build_extractor
+from amtcore.features.registry import BUILT_IN, build_extractor, registrations
 from earmill.jobs.doctor.models import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.device import DeviceInput, check_resampler, find_gpu
+from earmill.pipeline.worker.device import (
+    DeviceInput,
+    check_resampler,
+    find_gpu,
+    relative_error,
+)
 from tests.chaos.jobs import assert_equal_datasets, write_corpus, write_job
 from tests.compare import Tolerance, assert_close
 
 pytestmark = pytest.mark.gpu
 SPECTRA = Tolerance(1e-4, "single-precision transforms of another library", 1e-6)
+#: `torch_module` has no module of its own to run.
+OTHERS = sorted(registrations().keys() - BUILT_IN.keys() - {"torch_module"})
 SECONDS = (0.31, 1.2, 0.05, 0.0, 0.7, 0.002)
 
 
@@ -47,6 +54,18 @@ def test_ragged_clips_give_what_the_cpu_gives(name: str) -> None:
     assert_equal(name, there.extract(clips), expected)
     tensors: Any = [torch.from_numpy(clip).cuda() for clip in clips]
     assert_equal(name, there.extract(tensors), expected)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_of_frames_give_what_the_cpu_gives(name: str) -> None:
+    """Within what a job's own check allows."""
+    here, there = build_extractor(name), build_extractor(name, backend="cuda")
+    clips = [noise(here, seconds, seed) for seed, seconds in enumerate((1.1, 0.8))]
+    for mine, wanted in zip(there.extract(clips), here.extract(clips), strict=True):
+        assert mine.keys() == wanted.keys()
+        for stream in wanted:
+            error = relative_error(as_array(mine[stream]), as_array(wanted[stream]))
+            assert error <= here.gpu_tolerance, f"{stream} is off by {error:.1e}"
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
