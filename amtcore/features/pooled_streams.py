@@ -1,8 +1,8 @@
 """Samples to frames of one feature stream, by the fused kernel or from whole clips.
 
 - `FusedFeatures`: clip -> front end -> fused chain of operations, filters, pooling. Any length.
-- `FullRateFeatures`: clip -> front end -> operations -> one band at a time -> pooling. The clip is
-  in memory at full rate, for stages that need the whole signal.
+- `FullRateFeatures`: clip -> front end -> operations -> one band at a time -> pooling. It serves
+  stages that need the whole signal. The channels of the clip are in memory.
 - `EnvelopeFeatures`: clip -> front end -> fused chain -> Hilbert envelopes -> means. The bands of
   the clip are in memory at a reduced rate.
 
