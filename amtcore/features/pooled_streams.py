@@ -32,7 +32,7 @@ from amtcore.stages.envelope_means import envelope_means, zeros_around
 from amtcore.stages.stage import Stage
 
 #: Signals whose channels a GPU holds at once.
-_CHANNEL_BYTES = 2**28
+_CHANNEL_BYTES = 2**31
 #: Samples of the clips that a GPU filters at once before the filterbank.
 _GROUP_SAMPLES = 2**26
 
