@@ -57,18 +57,19 @@ class FrontEnd:
 
 
 def filtered(stages: Sequence[Stage], backend: Backend, clips: Sequence[Any]) -> list[Any]:
-    """Return whole clips behind the front end; on a GPU, clips of similar length go together.
-
-    Zeros after a clip do not change its samples: beyond a clip's end, every stage takes zeros.
-    """
+    """Return whole clips behind the front end; on a GPU, clips of similar length go together."""
     if not stages or backend.name == "cpu":
         return [FrontEnd(stages, backend).push(clip, last=True) for clip in clips]
     made: dict[int, Any] = {}
     for group in alike([len(clip) for clip in clips], _GROUP_SAMPLES):
         signals = backend.share([clips[i] for i in group])
         x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True)
-        y = FrontEnd(stages, backend).push(x, last=True)
-        made |= {i: row[: len(clips[i])] for i, row in zip(group, y, strict=True)}
+        lengths = torch.tensor([[len(signal)] for signal in signals]).to(x.device)
+        beyond = torch.arange(x.shape[1], device=x.device) >= lengths
+        for stage in stages:
+            # A stage takes zeros beyond a clip's end, where the stage before it rings on.
+            x = FrontEnd([stage], backend).push(x, last=True).masked_fill_(beyond, 0.0)
+        made |= {i: row[: len(clips[i])] for i, row in zip(group, x, strict=True)}
     return [made[i] for i in range(len(clips))]
 
 

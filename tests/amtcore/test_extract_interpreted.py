@@ -13,10 +13,10 @@ import torch
 
 from amtcore.features import pooled_streams
 from amtcore.features.feature_model import Extractor
-from amtcore.features.registry import build_extractor
+from amtcore.features.registry import build_extractor, get_model
 from amtcore.features.spike_encoder import join
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.kernels.devices import use_backend
+from amtcore.kernels.devices import get_backend, use_backend
 
 from ..compare import Tolerance, assert_close
 from .test_torch_module import ENCODED, _params
@@ -172,6 +172,21 @@ def test_bands_of_all_clips_are_made_and_come_to_the_host_in_one_go(
     for one, other, expected in zip(together, apart, made(case), strict=True):
         assert_same(one, expected)
         assert_same(other, expected)
+
+
+@pytest.mark.parametrize("name", ["osses2021", "paulick2024"])
+def test_a_clip_is_filtered_as_if_it_were_alone(name: str) -> None:
+    """The ear's filters ring beyond a clip's end, where the longest clip of a group goes on."""
+    stages = get_model(name).module(44100, {}, "float32").front_end()  # type: ignore[attr-defined]
+    backend = get_backend("interpreted")
+    given = [clip for clip in clips() if len(clip)]
+    given += [clip[: len(clip) * 4 // 5] for clip in given]
+    with torch.no_grad():
+        together = pooled_streams.filtered(stages, backend, given)
+        alone = [pooled_streams.filtered(stages, get_backend("cpu"), [clip])[0] for clip in given]
+    assert len(pooled_streams.alike([len(clip) for clip in given], 10**6)) < len(given)
+    for got, expected in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
 
 
 def test_memory_that_is_read_only_is_taken() -> None:

@@ -69,7 +69,11 @@ def test_modules_of_frames_give_what_the_cpu_gives(name: str, device: torch.devi
         expected = module.outputs(x)
         got = module.to(device).outputs(x.to(device))
     for stream, values in expected.items():
-        assert_close(got[stream].cpu(), values, SPECTRA, stream)
+        if stream == "spikes":  # random numbers are those of the device
+            continue
+        made, finite = got[stream].cpu(), values.isfinite()  # a second has no loudness range
+        assert torch.equal(made.isfinite(), finite)
+        assert_close(made[finite], values[finite], SPECTRA, stream)
 
 
 def test_a_module_of_torch_gives_what_the_cpu_gives() -> None:
