@@ -184,8 +184,8 @@ def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def run_commands(text: str, where: str) -> str:
     """Run a shell block in this process if `earmill` is its only command.
 
-    A job of a new process takes 12 CPU seconds, because three processes import their modules.
-    tests/jobs and the notebook of `make test` run jobs in processes of their own.
+    A job of a new process takes 12 CPU seconds: three processes import their modules. Tests in
+    tests/jobs run jobs in new processes, and so does the notebook of `make test`.
     """
     lines = list(commands_of(f"```bash\n{text}\n```\n"))
     if {words[0] for words in lines} != {"earmill"}:
