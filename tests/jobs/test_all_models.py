@@ -160,7 +160,8 @@ def test_a_module_of_torch_alone_runs_on_the_device(
                 "run": {"executor": "local", "device": device},
             }
         )
-        assert run_job(spec).rows_ok == len(SPEECH_IDS)
+        with workers_here():
+            assert run_job(spec).rows_ok == len(SPEECH_IDS)
         (record,) = commits(Layout.open(str(out))).values()
         assert record.info["device"].get("backends", {}).get("torch_module", "cpu") == on
         made.append(open_features(out))
