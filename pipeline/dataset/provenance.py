@@ -35,8 +35,9 @@ def package_versions() -> dict[str, str]:
     """Return every installed distribution with its version, sorted by normalised name."""
     found: dict[str, str] = {}
     for dist in metadata.distributions():
-        if name := dist.metadata["Name"]:
-            found.setdefault(name.lower().replace("_", "-"), dist.version)
+        about = dist.metadata  # `dist.version` would parse the file again
+        if name := about["Name"]:
+            found.setdefault(name.lower().replace("_", "-"), about["Version"])
     return dict(sorted(found.items()))
 
 

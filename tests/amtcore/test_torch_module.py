@@ -323,8 +323,10 @@ def test_it_is_compiled_once_for_each_bucket(
 def test_it_runs_under_the_compiler(caplog: pytest.LogCaptureFixture) -> None:
     clip = (0.1 * np.random.default_rng(0).standard_normal(5000)).astype(np.float32)
     streams = {"peak": {"width": 1, "hop_length": HOP}}
-    # Else the compiler first compiles a file for each kind of vectors, to see whether it can.
-    trusting = torch._inductor.config.patch("cpp.vec_isa_ok", True)
+    # Else the compiler first compiles a file for each kind of vectors, to see whether it can. It
+    # also compiles the headers of torch, which takes longer than the one file that includes them.
+    options = {"cpp.vec_isa_ok": True, "cpp_cache_precompile_headers": False}
+    trusting = torch._inductor.config.patch(options)
     with trusting, caplog.at_level(logging.WARNING, "amtcore"):
         extractor = build_extractor(
             "torch_module", params=_params("Two") | {"compile": True}, streams=streams

@@ -17,7 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,19 @@ def pages(kind: str) -> list[Path]:
     return [page for page in found if meta_of(page.read_text()).get("run") == kind]
 
 
-def run(page: Path, *, names: Mapping[str, Any] | None = None, text: str | None = None) -> int:
+def run(
+    page: Path,
+    *,
+    names: Mapping[str, Any] | None = None,
+    text: str | None = None,
+    shell: Callable[[str, str], str] | None = None,
+) -> int:
     """Run a page in the current folder; how many blocks have run.
 
     Args:
         names: What its Python finds already. text: Instead of the page's own.
+        shell: Runs a shell block, given its text and place, and returns the printed text.
+            None: `bash`.
     """
     namespace: dict[str, Any] = {"__name__": "__main__", **(names or {})}
     printed, ran = "", 0
@@ -57,7 +65,7 @@ def run(page: Path, *, names: Mapping[str, Any] | None = None, text: str | None 
             _compare(where, block.text, printed)
             continue
         try:
-            printed = _run_block(block, namespace, where)
+            printed = _run_block(block, namespace, where, shell or run_shell)
             print(f"{where}\n{printed}" if printed else where)
         except PageError:
             raise
@@ -67,14 +75,16 @@ def run(page: Path, *, names: Mapping[str, Any] | None = None, text: str | None 
     return ran
 
 
-def _run_block(block: Block, namespace: dict[str, Any], where: str) -> str:
+def _run_block(
+    block: Block, namespace: dict[str, Any], where: str, shell: Callable[[str, str], str]
+) -> str:
     """Run one; what it printed."""
     if block.language == "python":
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(compile(block.text, where, "exec", dont_inherit=True), namespace)
         return out.getvalue()
     if block.language == "bash":
-        return _shell(block.text, where)
+        return shell(block.text, where)
     if block.language == "check":
         if not eval(block.text, namespace):
             raise PageError(f"{where}: not so: {block.text}")
@@ -84,7 +94,8 @@ def _run_block(block: Block, namespace: dict[str, Any], where: str) -> str:
     return ""
 
 
-def _shell(text: str, where: str) -> str:
+def run_shell(text: str, where: str) -> str:
+    """Run a shell block by `bash`, and return the printed text."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-e", "-c", text],
@@ -140,7 +151,7 @@ def run_readme() -> int:
     text = text.replace("s3://features/speech", "features")
     for block in blocks_of(text):
         if block.language == "yaml":
-            _run_block(block, {}, "README.md")
+            _run_block(block, {}, "README.md", run_shell)
     earmill.extract("speech.yaml", overrides=["run.executor=local"])
     return run(ROOT / "README.md", text=text)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -20,13 +22,14 @@ import yaml
 
 from docs.builder.blocks import Block, blocks_of, meta_of
 from earmill import FeatureLoader, open_features
-from earmill.jobs.cli import app
+from earmill.jobs.cli import app, run
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import validate_models
 from tests.docs import page_code
 from tests.docs.page_code import commands_of
 from tests.pipeline.reader_data import write_set
+from tests.pipeline.workers_here import workers_here
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -172,7 +175,25 @@ def test_a_wrong_job_file_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("page", page_code.pages("quick"), ids=lambda page: page.stem)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert page_code.run(page) > 0
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with workers_here():
+        assert page_code.run(page, shell=run_commands) > 0
+
+
+def run_commands(text: str, where: str) -> str:
+    """Run a shell block in this process if `earmill` is its only command.
+
+    A job of a new process takes 12 CPU seconds: three processes import their modules. Tests in
+    tests/jobs run jobs in new processes, and so does the notebook of `make test`.
+    """
+    lines = list(commands_of(f"```bash\n{text}\n```\n"))
+    if {words[0] for words in lines} != {"earmill"}:
+        return page_code.run_shell(text, where)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        for words in lines:
+            assert run(words[1:]) == 0, f"{where}: {words}"
+    return out.getvalue()
 
 
 @pytest.mark.pages

@@ -13,6 +13,7 @@ import pytest
 import earmill
 from earmill.pipeline.common.errors import SpecError
 from tests.pipeline.audio_factory import encode, speech_like
+from tests.pipeline.workers_here import workers_here
 
 RATE_HZ = 16000
 JOB: dict[str, Any] = {
@@ -44,7 +45,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> earmill.Features:
     source = {"kind": "files", "uri": str(folder / "corpus")}
     run = {"executor": "local"}
     audio = {"calibration": JOB["audio"]["calibration"]}
-    earmill.extract({**JOB, "audio": audio, "source": source, "output": output, "run": run})
+    with workers_here():
+        earmill.extract({**JOB, "audio": audio, "source": source, "output": output, "run": run})
     return earmill.open_features(folder / "features")
 
 
