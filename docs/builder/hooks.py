@@ -148,7 +148,8 @@ def _made(match: re.Match[str]) -> str:
         from earmill.pipeline.storage import paths
 
         return (paths.__doc__ or "").replace("::", ":")
-    return without_targets(table(RESULTS.read_text(), match[2], match[3], match[4]))
+    made = without_targets(table(RESULTS.read_text(), match[2], match[3], match[4]))
+    return f"{made}\n"  # a table right below would belong to the paragraph otherwise
 
 
 def commands() -> str:

@@ -59,6 +59,12 @@ def test_tables_of_results() -> None:
             hooks.table(results, *asked)
 
 
+def test_tables_of_results_below_each_other_stay_tables() -> None:
+    asked = "<!-- results: Exactness | Dau1997 -->\n<!-- results: Exactness | Sharpness -->"
+    paragraphs = hooks._ASKED.sub(hooks._made, asked).split("\n\n")
+    assert [text[0] for text in paragraphs] == ["|", "`", "|", "`"]
+
+
 def test_columns_of_a_table_of_results() -> None:
     results = "## S\n\nx\n\n| m | v, w | z |\n| --- | --- | --- |\n| A | 1 | 2 |\n| B | 3 | 4 |\n"
     made = hooks.table(results, "S", "B", "m; v, w = speed")
