@@ -93,6 +93,14 @@ def test_pictures_have_captions() -> None:
     assert hooks.with_pictures(inline) == inline
 
 
+def test_long_code_in_a_cell_may_break_after_marks() -> None:
+    cell = "<td><code>max_mfc=150.0, .max_mfc</code> <code>a_b</code></td>"
+    made = hooks.with_breaks(f"<code>max_mfc=150.0, .max_mfc</code>{cell}")
+    assert made.startswith("<code>max_mfc=150.0, .max_mfc</code>")
+    broken = "max_<wbr>mfc=<wbr>150.0, .max_<wbr>mfc"
+    assert made.endswith(f"<td><code>{broken}</code> <code>a_b</code></td>")
+
+
 def test_only_the_first_table_of_a_section() -> None:
     results = "## S\n\nx\n\n| a |\n| - |\n| 1 |\n\n| b |\n| - |\n| 2 |\n"
     assert hooks.table(results, "S") == "| a |\n| - |\n| 1 |\n\nx"

@@ -26,13 +26,13 @@ def _panels(wave: Axes, seen: Axes, modulated: Axes, loud: Axes) -> None:
     signal = (0.05 * signal / np.sqrt(np.mean(signal**2))).astype(np.float32)  # 74 dB SPL
     time_s = np.arange(len(signal)) / FS
     streams = {"modulation": {"frame_rate_hz": 100}, "envelope": {"frame_rate_hz": 100}}
-    extractor = build_extractor("dau1997", fs_hz=FS, params={"fhigh": 7000.0}, streams=streams)
+    extractor = build_extractor("dau1997", fs_hz=FS, streams=streams)
     made = extractor.extract([signal])[0]
     modulation, envelope = extractor.streams
     wave.plot(time_s, signal, linewidth=0.4)
     wave.set(title="samples", ylabel="amplitude")
     _image(seen, 20 * np.log10(made["envelope"].T + 1e-5))
-    _ticks(seen, envelope.fc_hz, slice(2, None, 9))
+    _ticks(seen, envelope.fc_hz, slice(2, None, 8))
     seen.set(title=f"envelope in {envelope.width} channels of the ear", ylabel="channel (Hz)")
     rates_hz = modulation.mfc_hz[:8]
     rates = np.stack([made["modulation"][:, i::8] for i in range(8)])
