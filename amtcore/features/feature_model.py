@@ -100,6 +100,9 @@ class Extractor(ABC):
     hops: Sequence[int | Fraction] = ()
 
     takes_several_callers = False
+    #: A job refuses a GPU whose frames differ more from the CPU's, as a part of the largest value.
+    #: The difference of two float32 transforms is a hundredth of this.
+    gpu_tolerance = 1e-5
     #: Advice on parameters with which `open_stream` works, for messages; empty for none.
     streaming_advice = ""
 

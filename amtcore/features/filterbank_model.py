@@ -29,7 +29,12 @@ from amtcore.features.feature_model import (
     check_options,
     module_constants,
 )
-from amtcore.features.pooled_streams import FrontEnd, FusedFeatures, WholeClipFeatures
+from amtcore.features.pooled_streams import (
+    FrontEnd,
+    FusedFeatures,
+    WholeClipFeatures,
+    filtered,
+)
 from amtcore.features.spike_encoder import SpikeEncoder, SpikeFeatures, SpikeOptions, join
 from amtcore.features.stream_info import StreamInfo
 from amtcore.kernels.backend import Backend
@@ -148,10 +153,9 @@ class FilterbankExtractor(Extractor):
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         with self.backend.stream():
-            signals = [
-                FrontEnd(self._front_end, self.backend).push(as_clip(clip, self.dtype), last=True)
-                for clip in clips
-            ]
+            signals = filtered(
+                self._front_end, self.backend, [as_clip(clip, self.dtype) for clip in clips]
+            )
             if len(self._features) > 1:
                 signals = self.backend.share(signals)
             frames: dict[str, Sequence[Any]] = {

@@ -48,6 +48,7 @@ from amtcore.features.feature_model import (
 )
 from amtcore.features.parameters import Parameter, built, checked_params, parameters_of
 from amtcore.features.stream_info import PER_CLIP, PER_CLIP_RATE_HZ, StreamInfo, StreamKind
+from amtcore.kernels.backend import Backend
 from amtcore.kernels.vector.threads import parallel_map
 from amtcore.models.frame_module import FrameGrid as FrameGrid
 
@@ -95,6 +96,9 @@ class FrameDesign:
         compute_batch: Computes the frames of several signals, in their order; None is `compute` of
             each signal. The values of a signal must not depend on the other signals.
         on_threads: Whether `compute` may run on several threads at once.
+        place: Moves the model to another backend. Both functions then get tensors on its device,
+            and still return arrays. None for a model that stays on the CPU.
+        gpu_tolerance: See `Extractor`.
     """
 
     grids: Mapping[str, FrameGrid]
@@ -104,6 +108,8 @@ class FrameDesign:
     memory_s: float | None = None
     compute_batch: ComputeBatch | None = None
     on_threads: bool = False
+    place: Callable[[Backend], None] | None = None
+    gpu_tolerance: float = Extractor.gpu_tolerance
 
 
 P = TypeVar("P")
@@ -168,19 +174,30 @@ class FrameExtractor(Extractor):
         )
         self._design, self._all_params = design, all_params
         self.takes_several_callers = design.on_threads
+        self.gpu_tolerance = design.gpu_tolerance
+
+    def place(self, backend: Backend) -> None:
+        """Compute with this backend from now on, or stay on the CPU if the design does."""
+        if self._design.place is not None:
+            self.backend = backend
+            self._design.place(backend)
 
     def n_frames(self, n_samples: int) -> dict[str, int]:
         grids = self._design.grids
         return {info.name: grids[info.name].n_frames(n_samples) for info in self.streams}
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
-        arrays = (as_clip(clip, self.dtype) for clip in clips)
-        # `compute` may write to its signal, so every signal is a copy.
-        signals = [np.array(each.cpu() if isinstance(each, Tensor) else each) for each in arrays]
-        # A model need not accept signals without frames.
-        asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
-        chosen = [signals[i] for i in asked]
-        frames = dict(zip(asked, self._computed(chosen), strict=True))
+        arrays = [as_clip(clip, self.dtype) for clip in clips]
+        with self.backend.stream():
+            if self.backend.name == "cpu":
+                # `compute` may write to its signal, so every signal is a copy.
+                signals = [np.array(x.cpu() if isinstance(x, Tensor) else x) for x in arrays]
+            else:
+                signals = self.backend.share(arrays) if arrays else []
+            # A model need not accept signals without frames.
+            asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
+            chosen = [signals[i] for i in asked]
+            frames = dict(zip(asked, self._computed(chosen), strict=True))
         return [self._checked(len(each), frames.get(i, {})) for i, each in enumerate(signals)]
 
     def _computed(self, signals: Sequence[Signal]) -> Iterable[Mapping[str, Frames]]:

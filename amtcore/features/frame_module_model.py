@@ -26,8 +26,6 @@ from amtcore.features.feature_model import (
 )
 from amtcore.features.frame_model import stream_info
 from amtcore.features.stream_info import StreamInfo
-from amtcore.kernels.backend import Backend
-from amtcore.kernels.devices import computing_with
 from amtcore.kernels.vector.threads import parallel_map
 from amtcore.models.frame_module import FrameModule, Outputs
 
@@ -54,7 +52,10 @@ class FrameModuleModel(ModuleModel[FrameModule]):
 
 
 class FrameModuleExtractor(Extractor):
-    """One warm module of frames; nothing in it changes when it is used."""
+    """One warm module of frames; nothing in it changes when it is used.
+
+    It stays on the CPU: `docs/gpu.md` has the reason.
+    """
 
     takes_several_callers = True
 
@@ -82,12 +83,6 @@ class FrameModuleExtractor(Extractor):
         )
         self._module, self._settings = module.eval(), settings
 
-    def place(self, backend: Backend) -> None:
-        """Compute with this backend from now on, or stay on the CPU with a model that cannot."""
-        if self._module.on_gpu:
-            self.backend = backend
-            self._module.to(backend.device)
-
     def constants(self) -> list[tuple[str, Tensor]]:
         return module_constants(self._module)
 
@@ -100,28 +95,26 @@ class FrameModuleExtractor(Extractor):
 
     def extract(self, clips: Sequence[Frames]) -> list[ClipFeatures]:
         signals = [self.samples(clip) for clip in clips]
-        if self.backend.name != "cpu":
-            return [self._extract(signal) for signal in signals]
         # A thread of the pool has one thread of torch, which fixes the order of sums.
         return parallel_map(lambda i: self._extract(signals[i]), len(signals))
 
     def _extract(self, signal: Tensor) -> ClipFeatures:
         wanted = self.n_frames(signal.shape[-1])
         names = tuple(name for name, frames in wanted.items() if frames)
-        found: Outputs = {}
+        found: dict[str, Frames] = {}
         if names:
-            with self.backend.stream(), computing_with(self.backend), torch.no_grad():
-                found = self._module.outputs(signal, names)
+            with torch.no_grad():
+                found = self._arrays(self._module.outputs(signal, names))
         made = ClipFeatures()
         for info in self.streams:
             shape = (wanted[info.name], info.width)
-            frames = found.get(info.name, signal.new_empty(0, info.width))
-            if tuple(frames.shape) != shape:
+            frames = found.get(info.name, np.empty((0, info.width), self.dtype))
+            if frames.shape != shape:
                 raise ShapeError(
                     f"model {self.model!r}, stream {info.name!r}: expected (frame, column) "
-                    f"{shape} for {signal.shape[-1]} samples, got {tuple(frames.shape)}"
+                    f"{shape} for {signal.shape[-1]} samples, got {frames.shape}"
                 )
-            made[info.name] = self._array(info.name, frames)
+            made[info.name] = frames
         return made
 
     def open_stream(self) -> ExtractStream:
@@ -136,16 +129,16 @@ class FrameModuleExtractor(Extractor):
         """Return the frames that the next samples complete, and the state after them."""
         names = tuple(self._grids)
 
-        def run(_: int = 0) -> tuple[Outputs, Any]:
-            with self.backend.stream(), computing_with(self.backend), torch.no_grad():
-                return self._module.stream(samples, state, last, names)
+        def run(_: int = 0) -> tuple[ClipFeatures, Any]:
+            with torch.no_grad():
+                found, after = self._module.stream(samples, state, last, names)
+                return ClipFeatures(self._arrays(found)), after
 
         # On a thread of the pool, as in `extract`.
-        found, after = parallel_map(run, 1)[0] if self.backend.name == "cpu" else run()
-        return {name: self._array(name, found[name]) for name in names}, after
+        return parallel_map(run, 1)[0]
 
     def samples(self, clip: Frames) -> Tensor:
-        """Return a finite signal (time,) or (ear, time) on the device of the module."""
+        """Return a finite signal (time,) or (ear, time) in host memory."""
         given: Any = clip if isinstance(clip, Tensor) else np.asarray(clip)
         floating = (
             given.is_floating_point() if isinstance(clip, Tensor) else given.dtype.kind == "f"
@@ -160,13 +153,19 @@ class FrameModuleExtractor(Extractor):
         check_finite(given, self.dtype.name)
         if not isinstance(given, Tensor):
             given = torch.from_numpy(np.array(given, self.dtype))
-        signal: Tensor = given.to(self.backend.device, getattr(torch, self.dtype.name))
+        signal: Tensor = given.to("cpu", getattr(torch, self.dtype.name))
         return signal
 
-    def _array(self, name: str, frames: Tensor) -> Frames:
-        array: Frames = frames.detach().cpu().contiguous().numpy().astype(self.dtype, copy=False)
-        least = self._grids[name].least
-        return array if least is None else np.where(array > least, array, self.dtype.type(least))
+    def _arrays(self, found: Outputs) -> dict[str, Frames]:
+        made: dict[str, Frames] = {}
+        for name, grid in self._grids.items():
+            if name in found:
+                array = found[name].detach().contiguous().numpy()
+                made[name] = array.astype(self.dtype, copy=False)
+                if grid.least is not None:
+                    least = self.dtype.type(grid.least)
+                    made[name] = np.where(array > least, made[name], least)
+        return made
 
 
 class _FrameModuleStream(ExtractStream):

@@ -27,9 +27,9 @@ from amtcore.models.composition import require_fusable
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel, OverTime, Recurrence
 
-#: Blocks of a batch, counted per ear. On a GPU the longest windows of these 16384 frames are 134 MB
+#: Blocks of a batch, counted per ear. On a GPU the longest windows of these 65536 frames are 0.5 GB
 #: of float32. An interpreter takes few.
-_BATCH_BLOCKS = {"cuda": 128}
+_BATCH_BLOCKS = {"cuda": 512}
 _FEW_BLOCKS = 4
 #: Size of the features that are collected on the device before they go to the host.
 _HELD_BYTES = 2**28

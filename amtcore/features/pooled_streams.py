@@ -28,6 +28,8 @@ from amtcore.stages.stage import Stage
 
 #: Signals whose channels a GPU holds at once.
 _CHANNEL_BYTES = 2**28
+#: Samples of the clips that a GPU filters at once before the filterbank.
+_GROUP_SAMPLES = 2**26
 
 
 class FrontEnd:
@@ -47,6 +49,42 @@ class FrontEnd:
                 ending = {"last": last} if stage.looks_ahead else {}
                 x, self._states[i] = stage.stream(x, self._states[i], **ending)  # type: ignore[operator]
         return self.backend.clip_of(x)
+
+
+def filtered(stages: Sequence[Stage], backend: Backend, clips: Sequence[Any]) -> list[Any]:
+    """Return whole clips behind the front end; on a GPU, clips of similar length go together.
+
+    Zeros after a clip do not change its samples: beyond a clip's end, every stage takes zeros.
+    """
+    if not stages or backend.name == "cpu":
+        return [FrontEnd(stages, backend).push(clip, last=True) for clip in clips]
+    made: dict[int, Any] = {}
+    for group in alike([len(clip) for clip in clips], _GROUP_SAMPLES):
+        signals = backend.share([clips[i] for i in group])
+        x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True)
+        y = FrontEnd(stages, backend).push(x, last=True)
+        made |= {i: row[: len(clips[i])] for i, row in zip(group, y, strict=True)}
+    return [made[i] for i in range(len(clips))]
+
+
+def alike(lengths: Sequence[int], most_samples: int) -> list[list[int]]:
+    """Return groups of positions of similar length, the longest first.
+
+    The shortest of a group has at least three quarters of the longest's samples, and a group of
+    several has at most `most_samples`, padding included.
+
+    >>> alike([10, 100, 80, 70, 90], 200)
+    [[1, 4], [2, 3], [0]]
+    """
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        longest = lengths[groups[-1][0]] if groups else 0
+        fits = groups and (len(groups[-1]) + 1) * longest <= most_samples
+        if fits and 4 * lengths[i] >= 3 * longest:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
 
 
 class FusedFeatures:

@@ -46,6 +46,8 @@ from amtcore.features.feature_model import (
 from amtcore.features.frame_model import FrameExtractor, Signal, asked_params
 from amtcore.features.parameters import parameters_of
 from amtcore.features.torch_compile import Compiled
+from amtcore.kernels.backend import Backend
+from amtcore.kernels.devices import get_backend
 from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -138,7 +140,7 @@ class ModuleStream:
             hop = Fraction(fs_hz) / Fraction(str(self.frame_rate_hz))
         return FrameGrid(self.width, hop, self.window_length, unit=self.unit)
 
-    def frames(self, name: str, returned: Any, clips: int) -> np.ndarray:
+    def frames(self, name: str, returned: Any, clips: int) -> Tensor:
         """Take the stream from what the module returned, as (clip, frame, column)."""
         found = _picked(returned, name, self.output)
         if not isinstance(found, Tensor) or found.ndim != 3 or found.shape[0] != clips:
@@ -147,8 +149,7 @@ class ModuleStream:
                 f"stream {name!r}: expected the module to return a tensor of shape ({clips}, "
                 f"frame, column), or frames_axis and output to say where it is, got {got}"
             )
-        frames: np.ndarray = found.movedim(self.frames_axis, 1).float().numpy()
-        return frames
+        return found.movedim(self.frames_axis, 1).float()
 
 
 def _picked(returned: Any, name: str, output: int | str | None) -> Any:
@@ -204,7 +205,8 @@ class TorchModule(FeatureModel):
         runner.check()
         design = FrameDesign(
             runner.grids, lambda signal: runner.run([signal])[0], runner.constants,
-            compute_batch=runner.run, on_threads=True,
+            compute_batch=runner.run, on_threads=True, place=runner.place,
+            gpu_tolerance=BATCH_RTOL,
         )  # fmt: skip
         return FrameExtractor(self, fs_hz, design, streams, params, _hashed(asked, declared))
 
@@ -259,13 +261,19 @@ class ModuleRunner:
                 weights = {id(weight): weight for weight in module.parameters()}
                 copies.append(copy.deepcopy(module, weights))
         plain = [_Layers(each, layers) if layers else each for each in copies]
-        self._plain, self._copies = plain[0], len(plain)
+        self._plain, self._backend = plain, get_backend("cpu")
         #: Copies that no thread uses at the moment.
         self._free: SimpleQueue[Compiled] = SimpleQueue()
         for each in plain:
             self._free.put(
                 Compiled(params.module, each, enabled=params.compile, dynamic=not params.buckets)
             )
+
+    def place(self, backend: Backend) -> None:
+        """Move the module to another backend's device."""
+        self._backend = backend
+        for each in self._plain:
+            each.to(backend.device)
 
     def _batch_shape(self, n_samples: int) -> tuple[int, int]:
         """Return clips and samples of a signal's batch, which has the length of its bucket."""
@@ -288,7 +296,7 @@ class ModuleRunner:
             for shape, members in by_shape.items()
             for at in range(0, len(members), shape[0])
         ]
-        made: dict[int, dict[str, Frames]] = {}
+        made: dict[int, dict[str, Tensor]] = {}
 
         def run(k: int) -> None:
             (clips, samples), members = batches[k]
@@ -299,31 +307,42 @@ class ModuleRunner:
                 self._free.put(module)
             made.update(zip(members, self._cut(returned, batch, clips), strict=True))
 
-        if self._copies > 1:
+        if len(self._plain) > 1 and self._backend.name == "cpu":
             parallel_for(run, len(batches))
         else:
             for k in range(len(batches)):
                 run(k)
-        return [made[i] for i in range(len(signals))]
+        return self._arrays([made[i] for i in range(len(signals))])
+
+    def _arrays(self, made: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Frames]]:
+        """Return copies in host memory of every signal's frames by stream."""
+        frames = [each for of_signal in made for each in of_signal.values()]
+        if self._backend.name == "cpu":
+            copies = iter([each.numpy().copy() for each in frames])
+        else:
+            copies = iter(self._backend.download(frames))
+        return [{name: next(copies) for name in of_signal} for of_signal in made]
 
     def _padded(self, signals: Sequence[Signal], n_samples: int, clips: int) -> Tensor:
         """Return the signals as (clip, sample) or (clip, 1, sample), padded with zeros."""
-        x = torch.zeros(clips, n_samples)
+        x = torch.zeros(clips, n_samples, device=self._backend.device)
         for row, signal in zip(x, signals, strict=False):
-            row[: len(signal)] = torch.from_numpy(signal)
+            row[: len(signal)] = torch.as_tensor(signal)
         return x.unsqueeze(1) if self._params.channel_axis else x
 
-    def _cut(self, returned: Any, signals: Sequence[Signal], clips: int) -> list[dict[str, Frames]]:
-        """Return copies of every signal's frames by stream, without frames of the padding."""
-        output, layers = returned if isinstance(self._plain, _Layers) else (returned, {})
+    def _cut(self, returned: Any, signals: Sequence[Signal], clips: int) -> list[dict[str, Tensor]]:
+        """Return every signal's frames by stream, without frames of the padding."""
+        output, layers = returned if isinstance(self._plain[0], _Layers) else (returned, {})
         found = {
             name: each.frames(name, layers[each.layer] if each.layer else output, clips)
             for name, each in self._streams.items()
         }
-        counts = [{name: self.grids[name].n_frames(len(x)) for name in found} for x in signals]
         return [
-            {name: found[name][row, :frames].copy() for name, frames in each.items()}
-            for row, each in enumerate(counts)
+            {
+                name: frames[row, : self.grids[name].n_frames(len(signal))]
+                for name, frames in found.items()
+            }
+            for row, signal in enumerate(signals)
         ]
 
     def check(self) -> None:
@@ -368,13 +387,13 @@ class ModuleRunner:
         x = self._padded(signals, n_samples, len(signals))
         try:
             with torch.no_grad():
-                returned = self._plain(x)
+                returned = self._plain[0](x)
         except Exception as error:  # whatever the module raises for an input that it does not take
             raise ParameterError(
                 f"module {self._params.module!r} does not take {tuple(x.shape)}: "
                 f"{one_line(error)}; see channel_axis"
             ) from error
-        return self._cut(returned, signals, len(signals))
+        return self._arrays(self._cut(returned, signals, len(signals)))
 
 
 def _differing(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
@@ -28,33 +27,11 @@ _VARIABLE = "AMTCORE_GPU"
 
 _cpu = CpuBackend()
 _of_cpu_tensors: Backend = _cpu
-_of_thread = threading.local()
 
 
 def backend_of(x: Tensor) -> Backend:
     """Return the backend of the device of a tensor."""
-    if x.is_cuda:
-        return _cuda(x.device)
-    of_thread: Backend | None = getattr(_of_thread, "backend", None)
-    return of_thread or _of_cpu_tensors
-
-
-@contextmanager
-def computing_with(backend: Backend) -> Iterator[None]:
-    """Compute with a backend on this thread, within the context.
-
-    A tensor's device decides between "cpu" and "cuda". Only "interpreted" needs this context,
-    because its tensors lie on the CPU.
-    """
-    if backend.name != "interpreted":
-        yield
-        return
-    outer = getattr(_of_thread, "backend", None)
-    _of_thread.backend = backend
-    try:
-        yield
-    finally:
-        _of_thread.backend = outer
+    return _cuda(x.device) if x.is_cuda else _of_cpu_tensors
 
 
 def get_backend(name: str) -> Backend:

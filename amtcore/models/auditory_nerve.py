@@ -24,7 +24,7 @@ from amtcore.errors import ParameterError, ShapeError
 from amtcore.filter_design import gammatone_polynomials
 from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operators import operator
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.models.nerve_rates import fibre_rates, pressure
 from amtcore.scales import erb_space
 from amtcore.stages.butterworth import ButterworthFilter
@@ -326,7 +326,8 @@ class AuditoryNerve(FrameModule):
             raise ShapeError(
                 f"expected a signal (.., {self.n_ears}, time), got {tuple(chunk.shape)}"
             )
-        rows = chunk.to(self.dtype).reshape(math.prod(chunk.shape[:-1]), chunk.shape[-1])
+        x = finite_signal(chunk, self.dtype)
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         if state is None:
             heard = rows.new_zeros(len(rows), self.n_fft - self.block)
             state = _State(rows[:, :0], heard, (None,) * len(self.one_poles))

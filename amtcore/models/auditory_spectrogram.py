@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from amtcore.arguments import Number, Text, checked_arguments, whole
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ParameterError
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE
 from amtcore.kernels.operations.sections import FIRST_ORDER
@@ -30,7 +30,7 @@ from amtcore.kernels.operators import rest_state, run_ops
 from amtcore.kernels.torch_state import can_compute
 from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vsum, where_greater_or_nan
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.stages.stage import product
 from amtcore.units import DIGITAL
 
@@ -155,7 +155,7 @@ class AuditorySpectrogram(FrameModule):
 
     def ear_outputs(self, signal: Tensor, count: int = 2) -> Tensor:
         """Return the first `count` of filters and hair cell, (channel, time) of (time,)."""
-        x, steps = _checked(signal).to(self.dtype), self.ear()[:count]
+        x, steps = finite_signal(signal, self.dtype), self.ear()[:count]
         return run_ops(x[None, None], steps, rest_state(steps, 1))[0][0]
 
     def stream(
@@ -165,7 +165,7 @@ class AuditorySpectrogram(FrameModule):
         last: bool = False,
         names: tuple[str, ...] | None = None,
     ) -> tuple[Outputs, Any]:
-        x = _checked(chunk).to(self.dtype)
+        x = finite_signal(chunk, self.dtype)
         batch = x.shape[:-1]
         x = x.reshape(batch.numel(), x.shape[-1])
         if state is None:
@@ -229,16 +229,6 @@ def run_inhibition(y: Any, weights: Any, leak: float, state: Any, out: Any) -> N
             out[p, j] = value
             value = out[p, j]  # rounded as the state between calls
         state[j, 0] = value
-
-
-def _checked(x: Tensor) -> Tensor:
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 1:
-        kind = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ShapeError(
-            f"expected a floating-point signal (time,) or (batch, time), got {kind} of "
-            f"{getattr(x, 'dtype', 'no dtype')}"
-        )
-    return x
 
 
 def _row(b0: float, a1: float, channels: int) -> Tensor:

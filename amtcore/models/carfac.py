@@ -154,7 +154,6 @@ class CARFAC(FrameModule):
     """
 
     input_unit = "rms1=104dB"
-    on_gpu = False
     fc: Tensor
     coef: Tensor
     start: Tensor

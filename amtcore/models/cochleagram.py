@@ -27,7 +27,7 @@ from amtcore.errors import ParameterError
 from amtcore.filter_design import resample_ratio, resample_taps
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.fine_envelope import bands_to_frames, can_interpolate, frame_weights
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.scales import ERB_FLOOR_HZ, ERB_Q
 from amtcore.stages.constants import outside_inference
 from amtcore.stages.stage import product
@@ -346,13 +346,14 @@ class Cochleagram(FrameModule):
         Raises:
             ParameterError: The clip is so short that a high-pass filter has no frequency.
         """
-        names, samples = self.wanted(names), signal.shape[-1]
+        x, names = finite_signal(signal, self.dtype), self.wanted(names)
+        samples = x.shape[-1]
         if 0 < samples < self.min_samples:
             raise ParameterError(
                 f"expected {self.min_samples} samples or more, so that the highest filter has a "
                 f"frequency of the clip's transform, got {samples}; lower high_lim or pad the clip"
             )
-        rows = signal.to(self.dtype).reshape(math.prod(signal.shape[:-1]), samples)
+        rows = x.reshape(math.prod(x.shape[:-1]), samples)
         groups = list(self._groups(rows, names)) if rows.numel() else []
         found = {}
         for name in names:

@@ -103,8 +103,6 @@ class FrameModule(nn.Module):
         can_stream: True if `stream` works.
         whole_clips_reason: The reason if `stream` does not work.
         memory_s: See `features.Extractor`; None if a long recording must go in order.
-        on_gpu: False if the model computes on the CPU, wherever its tensors lie. A job then leaves
-            it there.
     """
 
     input_unit = "pa"
@@ -112,7 +110,6 @@ class FrameModule(nn.Module):
     can_stream = True
     whole_clips_reason = ""
     memory_s: float | None = None
-    on_gpu = True
     fs: float
     dtype: torch.dtype
     grids: Mapping[str, FrameGrid]

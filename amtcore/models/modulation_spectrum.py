@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from amtcore.arguments import Flag, Number, Text, checked_arguments, whole
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.models.auditory_spectrogram import COMPRESSIONS, HAIR_CELLS, AuditorySpectrogram
-from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
+from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.stages.stage import product
 from amtcore.units import DIGITAL
 
@@ -131,7 +131,7 @@ class ModulationSpectrum(nn.Module):
                 "expected floating-point envelopes (batch, channel, time) or (channel, time), got "
                 f"{envelope.dtype} of shape {tuple(envelope.shape)}"
             )
-        x, samples = envelope.to(self.dtype), envelope.shape[-1]
+        x, samples = finite_signal(envelope, self.dtype), envelope.shape[-1]
         length = samples if self.window_length is None else self.window_length
         if samples < length and self.short == "error":
             raise ShapeError(

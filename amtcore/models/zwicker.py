@@ -410,7 +410,8 @@ class ZwickerLoudness(FrameModule):
 
     def _as_rows(self, x: Tensor) -> Tensor:
         """Return a signal (.., time) as (signal, time) in float64."""
-        x = finite_signal(x, torch.float64)
+        finite_signal(x, self.dtype)
+        x = x.to(torch.float64)
         return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
     def _over_time(

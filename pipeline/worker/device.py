@@ -98,9 +98,11 @@ def find_gpu() -> Gpu:
         return Gpu(INTERPRETED, torch.device("cpu"))
 
     try:
-        return Gpu("cuda", find_device("cuda"))
+        found = find_device("cuda")
     except BackendError as error:
         raise GpuUnusable(one_line(error)) from error
+    exact_convolutions()
+    return Gpu("cuda", found)
 
 
 def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
@@ -152,8 +154,6 @@ class DeviceInput:
         from earmill.pipeline.audio.sinc_resample import DeviceResampler
 
         self._gpu = gpu
-        if gpu.device.type == "cuda":
-            exact_convolutions()
         self.resampler = DeviceResampler(gpu.device)
         self._of_thread = threading.local()
 
@@ -215,8 +215,6 @@ def _as_model_input(ears: Tensor, wanted: Unresampled) -> Tensor:
     return signal if wanted.gain == 1.0 else signal * torch.tensor(wanted.gain).float().item()
 
 
-# Part of a stream's largest value: a hundred times the difference of two float32 transforms.
-FRAMES_TOLERANCE = 1e-5
 # Part of a stream's spikes: rounding can delay a spike by one step near the threshold.
 EVENTS_TOLERANCE = 0.02
 
@@ -254,7 +252,7 @@ def self_check(models: Sequence[tuple[Extractor, Extractor]]) -> dict[str, float
         for info in checked.streams:
             of_clips = [relative_error(made[info.name], right[info.name]) for made, right in pairs]
             found = float(np.max(of_clips))  # NaN where one of them is
-            allowed = EVENTS_TOLERANCE if info.layout == "events" else FRAMES_TOLERANCE
+            allowed = EVENTS_TOLERANCE if info.layout == "events" else checked.gpu_tolerance
             if not found <= allowed:
                 raise DeviceError(
                     f"the GPU computes other values than the CPU: stream {info.name} of "

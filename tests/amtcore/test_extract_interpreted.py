@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -17,11 +16,10 @@ from amtcore.features.feature_model import Extractor
 from amtcore.features.registry import build_extractor
 from amtcore.features.spike_encoder import join
 from amtcore.features.spike_events import SpikeEvents
-from amtcore.kernels.devices import backend_of, use_backend
-from amtcore.kernels.gpu.backend import GpuBackend
+from amtcore.kernels.devices import use_backend
 
 from ..compare import Tolerance, assert_close
-from . import test_torch_module
+from .test_torch_module import ENCODED, _params
 
 FS = 16000
 #: Ragged; one makes no frame, one has no sample.
@@ -181,47 +179,30 @@ def test_memory_that_is_read_only_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["zwicker", pytest.param("auditory_nerve", marks=pytest.mark.long), "rate_scale"]
+    "name", ["melspectrogram", "mfcc", "carfac", "cochleagram", "srmr", "zwicker"]
 )
-def test_models_of_frames_run_the_kernels_of_a_gpu_on_their_thread(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without `use_backend`, which is for the whole process: another thread stays on the CPU."""
-    here, there = build_extractor(name), build_extractor(name, backend="interpreted")
-    clip = 0.05 * np.random.default_rng(0).standard_normal(round(0.3 * here.fs_hz))
-    launched, beside = [], []
-    with ThreadPoolExecutor(1) as other:
-
-        def run_items(body: Any, *arguments: Any, **options: Any) -> None:
-            launched.append(body)
-            beside.append(other.submit(backend_of, torch.zeros(1)).result().name)
-            GpuBackend.run_items(there.backend, body, *arguments, **options)
-
-        def run_full_rate(tables: Any, *tensors: Any) -> Any:
-            launched.append(tables)
-            return GpuBackend.run_full_rate(there.backend, tables, *tensors)
-
-        monkeypatch.setattr(there.backend, "run_items", run_items)
-        monkeypatch.setattr(there.backend, "run_full_rate", run_full_rate)
-        (found,) = there.extract([clip.astype(np.float32)])
-        if there.can_stream:
-            stream = there.open_stream()
-            parts = [stream.push(clip.astype(np.float32)), stream.finish()]
-            joined = {key: np.concatenate([part[key] for part in parts]) for key in found}
-            assert_same(joined, found)
-    assert launched and set(beside) <= {"cpu"} and backend_of(torch.zeros(1)).name == "cpu"
-    assert_same(found, here.extract([clip.astype(np.float32)])[0], SPECTRA)
-
-
-@pytest.mark.parametrize("name", ["melspectrogram", "mfcc", "torch_module", "carfac"])
 def test_models_of_frames_stay_on_the_processor(name: str) -> None:
-    asked: dict[str, Any] = {"model": name, "fs_hz": FS}
-    if name == "torch_module":
-        asked |= {
-            "params": test_torch_module._params(),
-            "streams": {"e": test_torch_module.ENCODED},
-        }
-    here, there = build_extractor(**asked), build_extractor(**asked, backend="interpreted")
+    here, there = build_extractor(name), build_extractor(name, backend="interpreted")
     assert there.backend.name == "cpu" and there.describe()["backend"] == "cpu"
     for got, expected in zip(there.extract(clips()), here.extract(clips()), strict=True):
         assert_same(got, expected)
+
+
+@pytest.mark.parametrize("of_tensors", [False, True])
+@pytest.mark.parametrize("batch", [None, 1])
+def test_a_module_of_torch_computes_on_the_device(batch: int | None, of_tensors: bool) -> None:
+    asked: dict[str, Any] = {
+        "model": "torch_module",
+        "fs_hz": FS,
+        "params": _params("Stack", channel_axis=True, batch=batch),
+        "streams": {
+            "first": {**ENCODED, "width": 4, "output": "hidden_states.1"},
+            "last": {**ENCODED, "width": 3},
+        },
+    }
+    here, there = build_extractor(**asked), build_extractor(**asked, backend="interpreted")
+    assert there.backend.name == "interpreted" and there.describe()["backend"] == "interpreted"
+    given: Any = [torch.from_numpy(clip) for clip in clips()] if of_tensors else clips()
+    for got, expected in zip(there.extract(given), here.extract(clips()), strict=True):
+        assert_same(got, expected, SPECTRA)
+    assert there.extract([]) == []

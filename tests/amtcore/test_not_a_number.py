@@ -20,7 +20,8 @@ import amtcore
 from amtcore.errors import NonFiniteError
 from amtcore.features import feature_model as features_base
 from amtcore.features import loudness_model as features_loudness
-from amtcore.features.registry import BUILT_IN, build_extractor, get_model
+from amtcore.features.frame_module_model import FrameModuleModel
+from amtcore.features.registry import BUILT_IN, build_extractor, get_model, registrations
 from amtcore.kernels.operations.attack_release import ATTACK_RELEASE
 from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
 from amtcore.kernels.operations.fir import FIR
@@ -207,6 +208,33 @@ def test_every_model_is_looked_at() -> None:
     # Models of frames are tested by `ModelConformance`.
     every = {kind for kind in every if not issubclass(kind, FrameModule)}
     assert every <= {case.kind for case in MODELS.values()}
+
+
+#: Models whose kernels carry NaN to the outputs; their own tests look at that.
+CARRIED = ("carfac", "sai", "stoi")
+#: Other models of frames, with parameters.
+FRAMES: dict[str, Any] = {
+    name: {}
+    for name in sorted(registrations())
+    if isinstance(get_model(name), FrameModuleModel) and name not in CARRIED
+} | {"auditory_nerve": {"envelope_mode": False}}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_models_of_frames_refuse_what_is_no_number(name: str) -> None:
+    """Comparisons such as `power > 0` would turn NaN into silence."""
+    model = get_model(name)
+    assert isinstance(model, FrameModuleModel)
+    module = model.module(model.default_fs_hz, FRAMES[name], "float32")
+    ears = min(module.input_channels)
+    for value in (*STRANGE, 1e39):
+        x = torch.zeros(*([ears] if ears > 1 else []), round(module.fs), dtype=torch.float64)
+        x[..., 1000] = value
+        with pytest.raises(NonFiniteError, match=r"finite in torch\.float"):
+            module.outputs(x)
+        if module.can_stream:
+            with pytest.raises(NonFiniteError):
+                module.stream(x, None, True, tuple(module.grids))
 
 
 SLOW = ("dau1997", "king2019_hilbert", "osses2021", "jepsen2008", "king2019_resampled")

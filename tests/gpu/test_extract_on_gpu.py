@@ -10,19 +10,26 @@ import numpy as np
 import pytest
 import torch
 
-from amtcore.features.registry import BUILT_IN, build_extractor
+from amtcore.features.frame_module_model import FrameModuleModel
+from amtcore.features.registry import BUILT_IN, build_extractor, get_model, registrations
 from earmill.jobs.doctor.models import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.device import DeviceInput, check_resampler, find_gpu
+from earmill.pipeline.worker.device import (
+    DeviceInput,
+    check_resampler,
+    find_gpu,
+)
+from tests.amtcore.test_torch_module import ENCODED, HERE
 from tests.chaos.jobs import assert_equal_datasets, write_corpus, write_job
 from tests.compare import Tolerance, assert_close
 
 pytestmark = pytest.mark.gpu
 SPECTRA = Tolerance(1e-4, "single-precision transforms of another library", 1e-6)
+FRAMES = [name for name in sorted(registrations()) if isinstance(get_model(name), FrameModuleModel)]
 SECONDS = (0.31, 1.2, 0.05, 0.0, 0.7, 0.002)
 
 
@@ -47,6 +54,41 @@ def test_ragged_clips_give_what_the_cpu_gives(name: str) -> None:
     assert_equal(name, there.extract(clips), expected)
     tensors: Any = [torch.from_numpy(clip).cuda() for clip in clips]
     assert_equal(name, there.extract(tensors), expected)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_modules_of_frames_give_what_the_cpu_gives(name: str, device: torch.device) -> None:
+    """A job leaves them on the CPU; the module itself computes where its tensors lie."""
+    model = get_model(name)
+    assert isinstance(model, FrameModuleModel)
+    module = model.module(model.default_fs_hz, {}, "float32")
+    ears = min(module.input_channels)
+    samples = (ears, round(module.fs)) if ears > 1 else (round(module.fs),)
+    x = 0.05 * torch.randn(samples, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = module.outputs(x)
+        got = module.to(device).outputs(x.to(device))
+    for stream, values in expected.items():
+        assert_close(got[stream].cpu(), values, SPECTRA, stream)
+
+
+def test_a_module_of_torch_gives_what_the_cpu_gives() -> None:
+    find_gpu()  # turns off convolutions that round to 10 bits
+    grid = {**ENCODED, "frames_axis": 2}
+    asked: dict[str, Any] = {
+        "model": "torch_module",
+        "params": {"module": f"{HERE}:Stack", "channel_axis": True},
+        "streams": {
+            "first": {**grid, "width": 4, "output": "hidden_states.1"},
+            "last": {**grid, "width": 3},
+        },
+    }
+    here, there = build_extractor(**asked), build_extractor(**asked, backend="cuda")
+    assert there.backend.name == "cuda"
+    clips = [noise(here, seconds, seed) for seed, seconds in enumerate(SECONDS)]
+    for mine, wanted in zip(there.extract(clips), here.extract(clips), strict=True):
+        for stream in wanted:
+            assert_close(as_array(mine[stream]), as_array(wanted[stream]), SPECTRA, stream)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

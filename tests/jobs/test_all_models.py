@@ -20,6 +20,7 @@ from amtcore.features.registry import build_extractor, list_models
 from amtcore.units import Calibration
 from earmill import open_features
 from earmill.jobs.cli import run
+from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.reader.features import Features
@@ -33,6 +34,8 @@ from ..pipeline.source_helpers import SPEECH, SPEECH_IDS
 
 #: The resampler of the second route is called in one go.
 RESAMPLED = Tolerance(1e-3, "resampled in one call", 1e-6)
+#: A library may order sums by the number of its threads.
+ROUNDED = Tolerance(1e-6, "single-precision transforms", 1e-9)
 #: Jobs of several models in one pass over the audio; together they run every registered model.
 JOBS: Mapping[str, list[dict[str, Any]]] = {
     "melspectrogram": [
@@ -136,6 +139,30 @@ def test_speech_through_the_job_equals_the_model(
                     assert_close(row.features[stream], values, RESAMPLED, f"{fmt} {stream}")
                     seen.add(stream)
             assert seen == set(row.features)
+
+
+def test_a_module_of_torch_alone_runs_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (entry,) = [each for each in JOBS["melspectrogram"] if each["model"] == "torch_module"]
+    made = []
+    for device, on in (("cpu", "cpu"), ("cuda", "interpreted")):
+        monkeypatch.setenv("AMTCORE_GPU", "interpreted")
+        out = tmp_path / device
+        spec = JobSpec.load(
+            {
+                "source": {"kind": "files", "uri": str(SPEECH)},
+                "extract": [entry],
+                "output": {"uri": str(out), "dtype": "float32"},
+                "run": {"executor": "local", "device": device},
+            }
+        )
+        assert run_job(spec).rows_ok == len(SPEECH_IDS)
+        (record,) = commits(Layout.open(str(out))).values()
+        assert record.info["device"].get("backends", {}).get("torch_module", "cpu") == on
+        made.append(open_features(out))
+    for here, there in zip(*made, strict=True):
+        assert_close(there.features["spectra"], here.features["spectra"], ROUNDED)
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from amtcore.errors import BackendError, DeviceLostError
+from amtcore.features.feature_model import Extractor
 from earmill.pipeline.audio.sinc_resample import DeviceResampler
 from earmill.pipeline.common.errors import DeviceError, DeviceLost
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.worker import models
 from earmill.pipeline.worker.device import (
-    FRAMES_TOLERANCE,
     GpuUnusable,
     check_resampler,
     golden_second,
@@ -79,7 +79,7 @@ def first_frame(value: float) -> Change:
     return change
 
 
-@pytest.mark.parametrize("value", [2 * FRAMES_TOLERANCE, np.nan, np.inf])
+@pytest.mark.parametrize("value", [2 * Extractor.gpu_tolerance, np.nan, np.inf])
 def test_one_wrong_value_is_refused_with_its_stream(spec: JobSpec, value: float) -> None:
     on_cpu = build_extractors(spec, None)
     wrong = [(Changed(each, first_frame(value)), each) for each in on_cpu]
