@@ -53,6 +53,9 @@ _ASKED = re.compile(
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="figure:(\w+)" ?/?></p>')
 _PICTURE = re.compile(r'<p><img alt="([^"]+)" src="([^"]+)" ?/?></p>')
+_CELL = re.compile(r"<td\b.*?</td>", re.S)
+_LONG_CODE = re.compile(r"(?<=<code>)[^<]{16,}(?=</code>)")
+_MARK = re.compile(r"([_=/(])(?=[\w'.])")
 #: Files of the site: name in the repository -> name in the site.
 _held: dict[str, str] = {}
 
@@ -94,7 +97,16 @@ def on_page_content(html: str, *, page: Page, config: MkDocsConfig, **_: Any) ->
         svg = make(name) if config.extra.get("draw", True) else "<svg></svg>"
         return captioned(f'<div aria-hidden="true">{svg}</div>', said, "drawing")
 
-    return with_pictures(_FIGURE.sub(figure, with_formulas(html)))
+    return with_breaks(with_pictures(_FIGURE.sub(figure, with_formulas(html))))
+
+
+def with_breaks(html: str) -> str:
+    """Return a page's HTML whose code in cells may break after marks, where it is long."""
+
+    def broken(cell: re.Match[str]) -> str:
+        return _LONG_CODE.sub(lambda code: _MARK.sub("\\1<wbr>", code[0]), cell[0])
+
+    return _CELL.sub(broken, html)
 
 
 def with_pictures(html: str) -> str:
@@ -148,7 +160,8 @@ def _made(match: re.Match[str]) -> str:
         from earmill.pipeline.storage import paths
 
         return (paths.__doc__ or "").replace("::", ":")
-    return without_targets(table(RESULTS.read_text(), match[2], match[3], match[4]))
+    made = without_targets(table(RESULTS.read_text(), match[2], match[3], match[4]))
+    return f"{made}\n"  # a table right below would belong to the paragraph otherwise
 
 
 def commands() -> str:

@@ -43,7 +43,8 @@ def draw_accuracy(accuracy: Table, path: Path) -> None:
             axes.errorbar(places, 100 * means, 100 * np.array(spread), label=name, marker=marker)
         axes.axhline(5, color="grey", linestyle=":", label="chance")
         axes.set_xticks(range(len(ratios)), [ratio_name(ratio) for ratio in ratios])
-        axes.set(xlabel="signal-to-noise ratio, unseen noise and voices", ylabel="words told, %")
+        axes.set_xlabel("signal-to-noise ratio, other noise and voices than in training")
+        axes.set_ylabel("words recognised, %")
         axes.set_ylim(0, 100)
         axes.legend(frameon=False)
         figure.savefig(path, metadata=METADATA)
@@ -71,8 +72,8 @@ def tables(accuracy: Table, costs: Mapping[str, Cost]) -> str:
     """Accuracy and costs in Markdown."""
     ratios = sorted(next(iter(accuracy.values())), reverse=True)
     lines = _table(
-        ["features", *map(ratio_name, ratios)],
-        [[name, *(str(by[ratio]) for ratio in ratios)] for name, by in accuracy.items()],
+        ["noise", *accuracy],
+        [[ratio_name(ratio), *(str(by[ratio]) for by in accuracy.values())] for ratio in ratios],
     )
     lines.append("")
     header = ["features", "times real time on one core: model, job", "kB per second"]

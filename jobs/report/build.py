@@ -122,14 +122,14 @@ def _about(stored: Stored) -> dict[str, Any]:
     commit = git.get("commit") or ""
     processor = host.get("processor") or ""
     facts = {
-        "place": stored.layout.url(),
-        "begun": dataset.created,
+        "address": stored.layout.url(),
+        "started": dataset.created,
         "snapshot": snapshot,
-        "spec": dataset.spec_sha256,
-        "plan": dataset.plan_id,
+        "job file, sha256": dataset.spec_sha256,
+        "plan id": dataset.plan_id,
         "earmill": str(versions.get("earmill", "")),
         "git commit": f"{commit}, with changes" if commit and git.get("dirty") else commit,
-        "code": str(provenance.get("code_sha256", "")),
+        "code, sha256": str(provenance.get("code_sha256", "")),
         "host": str(host.get("name", "")),
         "system": str(host.get("system", "")),
         "processor": processor and f"{processor}, {host.get('cores')} cores",

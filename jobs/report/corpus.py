@@ -99,7 +99,7 @@ def _figures(stored: Stored, total_s: float) -> list[tuple[str, str, str]]:
         ("quarantined", f"{bad:,}", percent(bad / (good + bad)) if bad else "none"),
         ("audio", hours_text(total_s), f"{total_s:,.0f} s"),
         ("stored", bytes_text(nbytes), of_an_hour),
-        ("shards", f"{len(stored.shards):,}", "closed" if stored.entry else "not closed"),
+        ("shards", f"{len(stored.shards):,}", "job complete" if stored.entry else "job incomplete"),
         ("speed", f"{number_text(speed)} {TIMES}" if speed else "unknown", "of real time"),
     ]
 

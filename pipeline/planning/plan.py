@@ -80,7 +80,9 @@ class Plan:
         if self.dropped:
             kept = [f"{name} ({why})" for name, why in sorted(self.dropped.items())]
             lines.append(f"columns not carried through: {', '.join(kept)}")
-        if self.estimated:
+        if self.estimated == 1:
+            lines.append("the duration of 1 row is estimated from its bytes")
+        elif self.estimated:
             lines.append(f"durations of {self.estimated:,} rows are estimated from their bytes")
         if self.split:
             lines.append(

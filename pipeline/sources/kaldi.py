@@ -35,7 +35,7 @@ class KaldiSection(SourceSection):
     The id of an utterance is the id of its row; the columns are speaker and text.
 
     Args:
-        kind: kaldi.
+        kind: Kind of the source.
         uri: The data folder; a local path or any fsspec URI.
         prefix: Folder in front of relative paths in `wav.scp`, itself relative to the data folder
             or an absolute path or URI; Kaldi's recipes often write ../.. here.

@@ -32,7 +32,7 @@ class LhotseSection(SourceSection):
     The columns are speaker, text and language of cuts with one supervision.
 
     Args:
-        kind: lhotse.
+        kind: Kind of the source.
         uri: The manifest, .jsonl or .jsonl.gz; a local path or any fsspec URI.
         prefix: Folder in front of relative paths of recordings, itself relative to the manifest's
             folder or an absolute path or URI.

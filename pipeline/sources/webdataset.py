@@ -189,7 +189,7 @@ class WebDatasetSection(SourceSection):
     """WebDataset tar files: members that share a name up to the first dot are one row.
 
     Args:
-        kind: webdataset.
+        kind: Kind of the source.
         uri: A tar, a folder of them, a glob, or a brace pattern (`train-{000..146}.tar`); a local
             path or any fsspec URI.
         audio: Suffix of the audio member, as `wav` or `mic1.flac`; the only audio member when null.

@@ -7,6 +7,7 @@ The schema has keys, types and names; rules about several keys are checked by `e
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
@@ -57,6 +58,8 @@ A job file is one YAML mapping. Unknown keys, duplicate keys and aliases that un
 ([job.schema.json](job.schema.json)), with which editors complete and check keys. Editors with the
 YAML language server need `# yaml-language-server: $schema=job.schema.json` in the first line.
 """
+#: Pages that descriptions name; the reference itself lies in docs.
+_PAGE = re.compile(r"docs/([\w/-]+\.md)")
 STREAMS_NOTE = """\
 `extract.N.streams` maps the name of a stream to its options; `{}` or null takes all defaults.
 The last table has the streams of each model.
@@ -74,7 +77,8 @@ def reference() -> str:
         rows = []
         for name, entry in schema["properties"].items():
             default = "required" if name in required else _default(model, name, entry)
-            rows.append((f"`{name}`", type_text(entry, definitions), default, entry["description"]))
+            meaning = _PAGE.sub(r"[docs/\1](\1)", entry["description"])
+            rows.append((f"`{name}`", type_text(entry, definitions), default, meaning))
         parts += [f"## {title}", summary, table(("key", "type", "default", "meaning"), rows)]
     for name, why in _kinds()[1].items():
         parts.append(f"## source, kind: {name}\n\nNot usable here: {why}")

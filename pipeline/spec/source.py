@@ -132,7 +132,7 @@ class FilesSpec(SourceSection):
     """A folder, bucket prefix or glob of audio files.
 
     Args:
-        kind: files.
+        kind: Kind of the source.
         uri: Folder, single file, or glob; a local path or any fsspec URI.
         glob: Pattern of paths relative to the folder; `**` crosses folders.
         extensions: File name endings that count as audio, without the dot.
@@ -160,7 +160,7 @@ class ManifestSpec(SourceSection):
     Spans of WAV, FLAC and other seekable files above 64 MiB read only the bytes that they need.
 
     Args:
-        kind: manifest.
+        kind: Kind of the source.
         uri: The table. Relative uris in it resolve against its folder. A .json file holds JSON
             lines, as NeMo writes them, or one list of objects.
         columns: Names of the columns for uri, id, start, end and duration, if they differ; for
@@ -210,7 +210,7 @@ class HfSpec(SourceSection):
     """A Hugging Face dataset with an audio column.
 
     Args:
-        kind: hf.
+        kind: Kind of the source.
         uri: Hub id, a `save_to_disk` or `audiofolder` folder, or a local or remote parquet file,
             folder or glob.
         config: Configuration name of a hub dataset.

@@ -59,6 +59,12 @@ def test_tables_of_results() -> None:
             hooks.table(results, *asked)
 
 
+def test_tables_of_results_below_each_other_stay_tables() -> None:
+    asked = "<!-- results: Exactness | Dau1997 -->\n<!-- results: Exactness | Sharpness -->"
+    paragraphs = hooks._ASKED.sub(hooks._made, asked).split("\n\n")
+    assert [text[0] for text in paragraphs] == ["|", "`", "|", "`"]
+
+
 def test_columns_of_a_table_of_results() -> None:
     results = "## S\n\nx\n\n| m | v, w | z |\n| --- | --- | --- |\n| A | 1 | 2 |\n| B | 3 | 4 |\n"
     made = hooks.table(results, "S", "B", "m; v, w = speed")
@@ -85,6 +91,14 @@ def test_pictures_have_captions() -> None:
     )
     inline = '<p>see <img alt="A" src="a.png" /></p>'
     assert hooks.with_pictures(inline) == inline
+
+
+def test_long_code_in_a_cell_may_break_after_marks() -> None:
+    cell = "<td><code>max_mfc=150.0, .max_mfc</code> <code>a_b</code></td>"
+    made = hooks.with_breaks(f"<code>max_mfc=150.0, .max_mfc</code>{cell}")
+    assert made.startswith("<code>max_mfc=150.0, .max_mfc</code>")
+    broken = "max_<wbr>mfc=<wbr>150.0, .max_<wbr>mfc"
+    assert made.endswith(f"<td><code>{broken}</code> <code>a_b</code></td>")
 
 
 def test_only_the_first_table_of_a_section() -> None:

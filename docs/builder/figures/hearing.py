@@ -23,7 +23,7 @@ from amtcore import (
     Paulick2024,
 )
 from docs.builder.figures.signals import click, decibels, spectrum_db, tone
-from docs.builder.figures.style import COLOURS, SHADES, figure, frequency_axis
+from docs.builder.figures.style import COLOURS, SHADES, figure, frequency_axis, rate_axis
 
 FS = 44100
 #: Pa of one unit of the models in "rms1=100dB".
@@ -58,7 +58,9 @@ def _adaptation(left: Axes, right: Axes) -> None:
             axes.plot(time_s, out, color=colour, label=f"{level} dB SPL")
         axes.set_xlabel("time (s)")
     left.set(ylabel="model units", title="Five loops, overshoot limited to 10")
-    right.set(title="The same without a limit (dau1996)")
+    right.set_title("The same without a limit")
+    right.set_yscale("symlog", linthresh=100)
+    right.set_yticks([-100, 0, 100, 1e4, 1e6], ["-100", "0", "100", "10,000", "1 million"])
     right.legend()
 
 
@@ -81,8 +83,9 @@ def _modulation(axes: Axes) -> None:
         gain = gain - gain.max()
         axes.semilogx(hz[1:], gain[1:], color=colour, label=f"{centre:.3g} Hz")
     axes.set(xlim=(0.5, 500), ylim=(-30, 2), xlabel="modulation frequency (Hz)")
-    axes.set(ylabel="gain re maximum (dB)", title="Modulation filters of one channel (dau1997)")
-    axes.legend(ncols=2, loc="lower left")
+    rate_axis(axes)
+    axes.set(ylabel="gain re maximum (dB)", title="Modulation filters of one channel")
+    axes.legend(title="centre", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def _answers_to_modulation(axes: Axes) -> None:
@@ -100,9 +103,10 @@ def _answers_to_modulation(axes: Axes) -> None:
         axes.semilogx(
             rates, size[:, index], "o-", markersize=3, color=colour, label=f"{centre:.3g}"
         )
-    axes.set(xlabel="rate of the amplitude modulation (Hz)", ylabel="RMS of the output")
-    axes.set_title("Dau1997 to a 1 kHz tone of 70 dB SPL, fully modulated")
-    axes.legend(title="filter (Hz)", ncols=2)
+    axes.set(xlabel="rate of the amplitude modulation (Hz)", ylabel="RMS (model units)")
+    rate_axis(axes)
+    axes.set_title("Output of eight modulation filters: 1 kHz, 70 dB SPL, fully modulated")
+    axes.legend(title="filter (Hz)", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def _ears(axes: Axes) -> None:
@@ -147,6 +151,8 @@ def _broken_stick(left: Axes, right: Axes) -> None:
     for band, centre, colour in zip(response, bank.mfc, _shades(len(response)), strict=True):
         right.semilogx(hz[1:], spectrum_db(band)[1:], color=colour, label=f"{float(centre):.3g} Hz")
     right.set(xlim=(0.5, 500), ylim=(-30, 2), xlabel="modulation frequency (Hz)")
+    rate_axis(right)
+    right.set(ylabel="gain (dB)")
     right.set_title("Modulation filters, Q = 1")
     right.legend(fontsize=7)
 
@@ -180,13 +186,16 @@ def _hair_cells(axes: Axes) -> None:
     """Draw the fine structure that both kinds of hair cell pass, over frequency."""
     hz = np.array([250, 500, 1000, 2000, 4000, 8000])
     tones = torch.stack([tone(60, hz=f, seconds=0.1, fs=FS) for f in hz])[:, None]
-    for method in ("dau1996", "breebaart2001"):
+    for method, label in (
+        ("dau1996", "one low-pass at 1 kHz (dau1996)"),
+        ("breebaart2001", "five at 2 kHz (breebaart2001)"),
+    ):
         with torch.no_grad():
             out = IHCEnvelope(FS, method=method)(tones)[:, 0, FS // 20 : FS * 9 // 100]
         left = out.std(-1) / out.mean(-1)
-        axes.plot(hz, left, "o-", label=method)
+        axes.plot(hz, left, "o-", label=label)
     frequency_axis(axes, low=200)
-    axes.set_ylabel("fluctuation / mean")
+    axes.set_ylabel("deviation / mean")
     axes.set_title("Hair cell: how much of the fine structure stays")
     axes.legend()
 

@@ -17,7 +17,7 @@ from docs.builder.figures.style import COLOURS
 
 ROOT = Path(__file__).resolve().parents[3]
 #: Sizes in units of the drawing: width, width of the boxes, line of text, gap between rows.
-WIDTH, BOXES, LINE, GAP = 720, 290, 20, 9
+WIDTH, BOXES, LINE, GAP = 720, 250, 20, 9
 
 
 def contracts() -> dict[str, list[list[str]]]:

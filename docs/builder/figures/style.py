@@ -51,15 +51,24 @@ _SETTINGS: dict[str, Any] = {
 Draw = Callable[..., None]
 
 
-def figure(name: str, draw: Draw, *, rows: int = 1, columns: int = 1, height: float = 2.6) -> str:
+def figure(
+    name: str,
+    draw: Draw,
+    *,
+    rows: int = 1,
+    columns: int = 1,
+    height: float = 2.6,
+    width: float = 7.6,
+) -> str:
     """Return the SVG of `draw(axes, ...)`, with one argument a panel.
 
     Args:
         name: Keeps the ids of several drawings in a page apart.
-        height: Of a row of panels, in inches; the width is that of the text.
+        height: Height of a row of panels, in inches.
+        width: Width of the drawing, in inches. The page scales it to the width of its text.
     """
     with matplotlib.rc_context({**_SETTINGS, "svg.hashsalt": name}):
-        made, panels = plt.subplots(rows, columns, figsize=(7.6, height * rows), squeeze=False)
+        made, panels = plt.subplots(rows, columns, figsize=(width, height * rows), squeeze=False)
         try:
             draw(*panels.flat)
             return _svg(made, name)
@@ -93,3 +102,11 @@ def frequency_axis(axes: Axes, *, low: float = 63, high: float = 12000) -> None:
     axes.set_xticks(ticks, [f"{hz // 1000}k" if hz >= 1000 else str(hz) for hz in ticks])
     axes.minorticks_off()
     axes.set_xlabel("frequency (Hz)")
+
+
+def rate_axis(axes: Axes) -> None:
+    """Label a logarithmic axis of modulation frequency with plain numbers."""
+    low, high = axes.get_xlim()
+    ticks = [hz for hz in (1, 2, 5, 10, 20, 50, 100, 200, 500) if low <= hz <= high]
+    axes.set_xticks(ticks, [str(hz) for hz in ticks])
+    axes.minorticks_off()
