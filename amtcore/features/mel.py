@@ -27,7 +27,7 @@ from amtcore.features.feature_model import ClipFeatures
 from amtcore.features.torch_compile import Compiled
 
 #: Frames of a block.
-BLOCK_FRAMES = 64
+BLOCK_FRAMES = 128
 #: Parameters that have the name and meaning of torchaudio's.
 _TORCHAUDIO = ("n_fft", "win_length", "hop_length", "f_min", "f_max", "n_mels", "power", "norm",
                "mel_scale")  # fmt: skip
@@ -186,7 +186,7 @@ class MelBlocks:
         # Torchaudio's numbers in half the time: frames are rows, and power needs no root.
         spectra = torch.fft.rfft(samples.unfold(0, params.n_fft, params.hop_length) * self._window)
         if params.power == 2.0:
-            powers = spectra.real.square() + spectra.imag.square()
+            powers = spectra.real.square().addcmul_(spectra.imag, spectra.imag)
         else:
             powers = spectra.abs().pow(params.power)
         x: Tensor = powers @ self.mel.mel_scale.fb
