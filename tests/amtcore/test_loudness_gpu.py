@@ -198,13 +198,13 @@ def test_nothing_waits_for_a_gpu_until_all_waves_are_on_their_way(
     backend: Any = _AbsentBackend(absent)
     taps = absent.like(model.ear.taps(), torch.float64)
     waves = LoudnessBatches(absent.take(model), extractor._plans, backend, taps)
-    clips = [np.zeros((ears, 32 * 3000), np.float32) for ears in model.input_channels] * 8
+    clips = [np.zeros((ears, 32 * 3000), np.float32) for ears in model.input_channels] * 32
     with absent.watching():
         made = waves.extract(clips)
     assert [len(each["short_term_loudness"]) for each in made] == [3000] * len(clips)
-    blocks = 8 * 24  # of 128 frames; a wave has 128, those of each ear counted
+    blocks = 32 * 24  # of 128 frames; a wave has 512, those of each ear counted
     assert [shape[:2] for shape in shapes] == {
-        (1,): [(128, 1)] * 2, (1, 2): [(128, 1)] * 2 + [(64, 2)] * (blocks // 64)
+        (1,): [(512, 1)] * 2, (1, 2): [(512, 1)] * 2 + [(256, 2)] * (blocks // 256)
     }[model.input_channels]  # fmt: skip
     assert backend.taken == len(model.input_channels), "once for all clips of as many ears"
 

@@ -46,9 +46,11 @@ def test_this_machine_is_well(
     """
     listening: set[str] = set()
     started: list[psutil.Process] = []
+    # A cluster of another test may still listen.
+    before = set(psutil.Process().children(recursive=True))
 
     def nodes() -> list[Node]:
-        started[:] = psutil.Process().children(recursive=True)
+        started[:] = set(psutil.Process().children(recursive=True)) - before
         listening.update(listening_addresses(started))
         return live_nodes()
 
