@@ -87,14 +87,12 @@ test: export OMP_WAIT_POLICY = PASSIVE
 test: export OPENBLAS_THREAD_TIMEOUT = 4
 test: setup  ## Linters, types, documentation and all tests
 	$(MAKE) --jobs=2 --output-sync=target lint part-kernels part-docs
-	$(MAKE) --jobs=4 --output-sync=target $(PARTS:%=part-%)
+	$(MAKE) --jobs=5 --output-sync=target $(PARTS:%=part-%)
 
 # The parts of `make test` after the linters; the first two write what the others need.
-PARTS := models jobs rest interpreted notebooks
+PARTS := models pipeline-1 pipeline-2 rest interpreted notebooks
 # Of a folder some files are left out: of a list of files each would go through its whole folder.
-# Each part imports its modules and collects for 20 to 45 CPU seconds, so there are few parts.
-OF_JOBS := --ignore-glob=tests/pipeline/test_[a-o]*.py --ignore=tests/pipeline/hub
-OF_REST := --ignore-glob=tests/pipeline/test_[p-z]*.py --ignore=tests/amtcore --ignore=tests/jobs
+PIPELINE := tests/pipeline --ignore-glob=tests/pipeline/test_
 # Reference data through the kernels of a GPU, run by their interpreter: one file a model in single
 # precision, of models that test_extract_interpreted.py and test_loudness_gpu.py do not compare bit
 # for bit with the processor, which has the reference data too. `make test-long` runs all of them.
@@ -106,8 +104,9 @@ part-kernels: RUN = -m tests.amtcore.compile_kernels
 part-docs: export EARMILL_DOCS_DRAW = false
 part-docs: RUN = -m mkdocs build --quiet --site-dir build/site-check
 part-models: RUN = -m pytest core/src/amtcore tests/amtcore
-part-jobs: RUN = -m pytest tests/jobs src/earmill tests/pipeline $(OF_JOBS)
-part-rest: RUN = -m pytest tests $(OF_REST)
+part-pipeline-1: RUN = -m pytest src/earmill $(PIPELINE)[p-z]*.py --ignore=tests/pipeline/hub
+part-pipeline-2: RUN = -m pytest $(PIPELINE)[a-o]*.py
+part-rest: RUN = -m pytest tests --ignore=tests/amtcore --ignore=tests/pipeline
 part-interpreted: RUN = $(INTERPRETED) $(GOLDEN:%=tests/amtcore/test_%.py) \
   -k "stored and float32 and not reference and (click_44100 or lif__a)"
 part-notebooks: RUN = -m docs.builder.notebooks --execute huggingface

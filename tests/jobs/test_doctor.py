@@ -46,11 +46,9 @@ def test_this_machine_is_well(
     """
     listening: set[str] = set()
     started: list[psutil.Process] = []
-    # A cluster of another test may still listen.
-    before = set(psutil.Process().children(recursive=True))
 
     def nodes() -> list[Node]:
-        started[:] = set(psutil.Process().children(recursive=True)) - before
+        started[:] = psutil.Process().children(recursive=True)
         listening.update(listening_addresses(started))
         return live_nodes()
 
