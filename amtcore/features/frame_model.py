@@ -193,7 +193,7 @@ class FrameExtractor(Extractor):
                 # `compute` may write to its signal, so every signal is a copy.
                 signals = [np.array(x.cpu() if isinstance(x, Tensor) else x) for x in arrays]
             else:
-                signals = self.backend.share(arrays) if arrays else []
+                signals = self.backend.share(arrays)
             # A model need not accept signals without frames.
             asked = [i for i, each in enumerate(signals) if any(self.n_frames(len(each)).values())]
             chosen = [signals[i] for i in asked]

@@ -44,8 +44,14 @@ class FrontEnd:
         self._stages, self.backend = stages, backend
         self._states: list[Any] = [None] * len(stages)
 
-    def push(self, chunk: Samples | Tensor, last: bool = False) -> Any:
-        """Filter the next samples, and with `last` the samples that were held back."""
+    def push(
+        self, chunk: Samples | Tensor, last: bool = False, beyond: Tensor | None = None
+    ) -> Any:
+        """Filter the next samples, and with `last` the samples that were held back.
+
+        `beyond` is True behind the end of each of several clips. A stage takes zeros there, where
+        the stage before it rings on.
+        """
         if not self._stages:
             return chunk
         x = self.backend.upload(chunk)
@@ -53,6 +59,8 @@ class FrontEnd:
             for i, stage in enumerate(self._stages):
                 ending = {"last": last} if stage.looks_ahead else {}
                 x, self._states[i] = stage.stream(x, self._states[i], **ending)  # type: ignore[operator]
+                if beyond is not None:
+                    x = x.masked_fill(beyond, 0.0)
         return self.backend.clip_of(x)
 
 
@@ -61,32 +69,30 @@ def filtered(stages: Sequence[Stage], backend: Backend, clips: Sequence[Any]) ->
     if not stages or backend.name == "cpu":
         return [FrontEnd(stages, backend).push(clip, last=True) for clip in clips]
     made: dict[int, Any] = {}
-    for group in alike([len(clip) for clip in clips], _GROUP_SAMPLES):
+    for group in alike([len(clip) for clip in clips], _GROUP_SAMPLES, least_share=0.75):
         signals = backend.share([clips[i] for i in group])
         x = torch.nn.utils.rnn.pad_sequence(signals, batch_first=True)
         lengths = torch.tensor([[len(signal)] for signal in signals]).to(x.device)
         beyond = torch.arange(x.shape[1], device=x.device) >= lengths
-        for stage in stages:
-            # A stage takes zeros beyond a clip's end, where the stage before it rings on.
-            x = FrontEnd([stage], backend).push(x, last=True).masked_fill_(beyond, 0.0)
-        made |= {i: row[: len(clips[i])] for i, row in zip(group, x, strict=True)}
+        y = FrontEnd(stages, backend).push(x, last=True, beyond=beyond)
+        made |= {i: row[: len(clips[i])] for i, row in zip(group, y, strict=True)}
     return [made[i] for i in range(len(clips))]
 
 
-def alike(lengths: Sequence[int], most_samples: int) -> list[list[int]]:
+def alike(lengths: Sequence[int], most_samples: int, least_share: float = 0.0) -> list[list[int]]:
     """Return groups of positions of similar length, the longest first.
 
-    The shortest of a group has at least three quarters of the longest's samples, and a group of
+    The shortest of a group has at least `least_share` of the longest's samples, and a group of
     several has at most `most_samples`, padding included.
 
-    >>> alike([10, 100, 80, 70, 90], 200)
+    >>> alike([10, 100, 80, 70, 90], 200, least_share=0.75)
     [[1, 4], [2, 3], [0]]
     """
     groups: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[groups[-1][0]] if groups else 0
         fits = groups and (len(groups[-1]) + 1) * longest <= most_samples
-        if fits and 4 * lengths[i] >= 3 * longest:
+        if fits and lengths[i] >= least_share * longest:
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -189,14 +195,9 @@ class WholeClipFeatures(ABC):
         heard = [i for i, clip in enumerate(clips) if self.n_frames(len(clip))]
         if self._backend.name == "cpu":
             return [[i] for i in heard]
-        groups: list[list[int]] = []
-        most = 0  # clips of a group, by the length of its first clip, the longest
-        for i in sorted(heard, key=lambda i: -len(clips[i])):
-            if not groups or len(groups[-1]) >= most:
-                most = _CHANNEL_BYTES // (self._pooling.tables.channels * len(clips[i]) * 8)
-                groups.append([])
-            groups[-1].append(i)
-        return groups
+        most_samples = _CHANNEL_BYTES // (self._pooling.tables.channels * 8)
+        groups = alike([len(clips[i]) for i in heard], most_samples)
+        return [[heard[k] for k in group] for group in groups]
 
     @abstractmethod
     def _pooled(self, signals: Sequence[Tensor]) -> list[list[Any]]:

@@ -189,6 +189,11 @@ def test_a_clip_is_filtered_as_if_it_were_alone(name: str) -> None:
         np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
 
 
+def test_no_clips_give_no_features() -> None:
+    streams: Streams = {"modulation": {}, "envelope": {}}
+    assert build_extractor("dau1997", streams=streams, backend="interpreted").extract([]) == []
+
+
 def test_memory_that_is_read_only_is_taken() -> None:
     there, clip = built("dau1997", "interpreted"), clips()[0]
     clip.setflags(write=False)

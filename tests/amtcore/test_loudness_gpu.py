@@ -202,7 +202,7 @@ def test_nothing_waits_for_a_gpu_until_all_waves_are_on_their_way(
     with absent.watching():
         made = waves.extract(clips)
     assert [len(each["short_term_loudness"]) for each in made] == [3000] * len(clips)
-    blocks = 32 * 24  # of 128 frames; a wave has 512, those of each ear counted
+    blocks = 32 * 24  # A block has 128 frames, and a wave has 512 blocks, counted for each ear.
     assert [shape[:2] for shape in shapes] == {
         (1,): [(512, 1)] * 2, (1, 2): [(512, 1)] * 2 + [(256, 2)] * (blocks // 256)
     }[model.input_channels]  # fmt: skip

@@ -69,7 +69,7 @@ def test_modules_of_frames_give_what_the_cpu_gives(name: str, device: torch.devi
         expected = module.outputs(x)
         got = module.to(device).outputs(x.to(device))
     for stream, values in expected.items():
-        if stream == "spikes":  # random numbers are those of the device
+        if stream == "spikes":  # each device has its own random numbers
             continue
         made, finite = got[stream].cpu(), values.isfinite()  # a second has no loudness range
         assert torch.equal(made.isfinite(), finite)

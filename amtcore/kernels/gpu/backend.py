@@ -147,6 +147,8 @@ class GpuBackend(Backend):
         return [here.view(part.shape).numpy() for here, part in zip(parts, frames, strict=True)]
 
     def share(self, clips: list[Any]) -> list[Any]:
+        if not clips:
+            return []
         whole = gathered(clips, self.device)
         parts = whole.split([len(clip) for clip in clips])
         return list(parts)
