@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -81,11 +81,11 @@ class Number(_Checked):
         kind = self.phrase or ("a whole number" if self.whole else "a finite number")
         ends = {"above": self.above, "at least": self.least, "below": self.below}
         ends["at most"] = self.most
-        limits = [f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end)]
+        limits = [f"{word} {end:.10g}" for word, end in ends.items() if math.isfinite(end)]
         if math.isfinite(self.least) and math.isfinite(self.most):
-            limits = [f"between {self.least:g} and {self.most:g}"]
+            limits = [f"between {self.least:.10g} and {self.most:.10g}"]
         if math.isfinite(self.above) and math.isfinite(self.below):
-            limits = [f"between {self.above:g} and {self.below:g} (both excluded)"]
+            limits = [f"between {self.above:.10g} and {self.below:.10g} (both excluded)"]
         return f"{kind} {' and '.join(limits)}{self.unit}".rstrip()
 
     def fits(self, number: int | float | None) -> bool:
@@ -190,14 +190,21 @@ def kernel_choice(name: str, value: Any) -> Any:
     return value
 
 
-RATE = Number(" Hz", above=0.0)
+#: No file of sound has a higher sampling rate, and its windows would not fit into memory.
+MOST_HZ = 1e6
+
+
+RATE = Number(" Hz", above=0.0, most=MOST_HZ)
+SAMPLING_RATE = replace(RATE, phrase="a sampling rate in Hz")
+FRAME_RATE = Number(" Hz", least=1e-3, most=MOST_HZ)
 _SECONDS = Number(" s", above=0.0, most=10.0, hint="times are in seconds")
 
 #: Names of arguments with one rule.
 _SHARED: dict[Rule, str] = {
     # rates and frequencies
-    RATE: "fs_out adt_hp_fc mflow mfhigh fhigh",
-    Number(" Hz", above=0.0, optional=True): "basef subfs cutoff max_mfc lp_cutoff f_min f_max",
+    RATE: "adt_hp_fc mflow mfhigh fhigh",
+    FRAME_RATE: "fs_out frame_rate_hz",
+    replace(RATE, optional=True): "basef subfs cutoff max_mfc lp_cutoff f_min f_max",
     Numbers(RATE, single=False): "fc fc_hz",
     # scales, times, levels; wrong units lie outside, such as ms for s, or Hz for Cam
     Number(" Cam", above=0.0, most=60.0, hint="ERB numbers are in Cam, not in Hz"): (
@@ -209,7 +216,8 @@ _SHARED: dict[Rule, str] = {
     # factors and numbers of things
     Numbers(Number(above=0.0, most=10.0)): "n compression_n",
     Number(above=0.0, most=100.0): "erb_scale bandwidth_scale",
-    Number(above=0.0): "qfactor modbank_qfactor sigma p C ir_length_ratio",
+    Number(above=0.0): "sigma p C ir_length_ratio",
+    Number(least=1e-3, most=1e4): "qfactor modbank_qfactor",
     whole(1): "order adt_hp_order n_channels",
     whole(1, optional=True): "hop_length nmod modbank_nmod",
     # switches and names
@@ -219,9 +227,11 @@ _SHARED: dict[Rule, str] = {
 }
 RULES: dict[str, Rule] = {
     **{name: rule for rule, names in _SHARED.items() for name in names.split()},
-    "fs": Number(" Hz", above=0.0, phrase="a sampling rate in Hz"),
-    "flow": Number(" Hz", least=0.0),
-    "lowpass_cutoff": Number(" Hz", least=0.0, optional=True, hint="0 is no low-pass"),
+    "fs": SAMPLING_RATE,
+    "flow": Number(" Hz", least=0.0, most=MOST_HZ),
+    "lowpass_cutoff": Number(
+        " Hz", least=0.0, most=MOST_HZ, optional=True, hint="0 is no low-pass"
+    ),
     "frequencies": Numbers(RATE, single=False, ascending=True),
     "erb_step": Number(" Cam", above=0.0, most=10.0),
     "tau": Numbers(_SECONDS, single=False, optional=True),
@@ -263,7 +273,7 @@ def checked_arguments(**own: Rule) -> Callable[[Constructor], Constructor]:
         rules = {
             name: own.get(name) or (options if name.endswith("_kwargs") else RULES[name])
             for name in named[1:]
-            if name not in UNCHECKED
+            if name in own or name not in UNCHECKED
         }
 
         @functools.wraps(constructor)

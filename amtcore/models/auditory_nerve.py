@@ -154,7 +154,6 @@ class AuditoryNerve(FrameModule):
     whole_clips_reason = "the Hilbert envelope needs the whole clip; set envelope_mode to false"
 
     @checked_arguments(
-        fs_out=RATE,
         min_cf=RATE,
         max_cf=RATE,
         num_cf=whole(2),

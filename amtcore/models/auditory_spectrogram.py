@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from amtcore.arguments import Number, Text, checked_arguments, whole
+from amtcore.arguments import RATE, Number, Text, checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.one_pole import ONE_POLE_CASCADE
@@ -77,7 +77,7 @@ class AuditorySpectrogram(FrameModule):
     leak: Tensor
 
     @checked_arguments(
-        f_min=Number(" Hz", above=0.0),
+        f_min=RATE,
         channels_per_octave=whole(1, 1000),
         n_filters=whole(2, 10_000),
         q_erb=Number(above=0.1, most=1000.0),

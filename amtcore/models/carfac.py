@@ -18,13 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from amtcore.arguments import Flag, Number, Numbers, Rule, Text, checked_arguments, whole
+from amtcore.arguments import RATE, Flag, Number, Numbers, Rule, Text, checked_arguments, whole
 from amtcore.errors import ParameterError, ShapeError, StateError, check_known
 from amtcore.kernels.operations import carfac as kernel
 from amtcore.kernels.vector.threads import parallel_for
 from amtcore.listener import OHC_SHARE, Audiogram, losses_db
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.models.time_domain import Kwargs
+from amtcore.stages.stage import check_floating
 
 Array = NDArray[Any]
 
@@ -40,8 +41,8 @@ _CAR: dict[str, tuple[Any, Rule]] = {
     "zero_ratio": (math.sqrt(2.0), Number(above=1.0)),
     "high_f_damping_compression": (0.5, Number(least=0.0, most=1.0)),
     "erb_per_step": (0.5, _POSITIVE),
-    "min_pole_hz": (30.0, Number(" Hz", above=0.0)),
-    "erb_break_freq": (165.3, Number(" Hz", above=0.0)),
+    "min_pole_hz": (30.0, RATE),
+    "erb_break_freq": (165.3, RATE),
     "erb_q": (1000.0 / (24.7 * 4.37), _POSITIVE),
     "ac_corner_hz": (20.0, Number(" Hz", least=0.0)),
 }
@@ -81,7 +82,8 @@ def _health(name: str, value: Any) -> Array | None:
     if value is None:
         return None
     try:
-        health = np.asarray(value, np.float64)
+        given = np.asarray(value)
+        health = given.astype(np.float64) if given.dtype.kind in "iuf" else np.full(1, np.nan)
     except (TypeError, ValueError):
         health = np.full(1, np.nan)
     if health.ndim > 2 or not ((health >= 0.0) & (health <= 1.0)).all():
@@ -169,7 +171,6 @@ class CARFAC(FrameModule):
         delay_per_stage=Flag(),
         ohc_health=_health,
         health_start=Text(("healthy", "ohc_health"), optional=True),
-        frame_rate_hz=Number(" Hz", above=0.0),
     )
     def __init__(
         self,
@@ -308,14 +309,14 @@ class CARFAC(FrameModule):
 
     def _as_clips(self, signal: Tensor) -> tuple[Tensor, torch.Size]:
         """Return the signal as (clip, ear, time), and the axes before ears and time."""
+        check_floating(signal, "(.., time)")
         if self.n_ears > 1 and signal.ndim == 1:
             signal = signal.expand(self.n_ears, -1)
         ears = signal.shape[-2] if self.n_ears > 1 else 1
-        if signal.ndim < 1 or not signal.is_floating_point() or ears != self.n_ears:
+        if signal.ndim < 1 or ears != self.n_ears:
             wanted = "(..., time)" if self.n_ears == 1 else f"(time,) or (..., {self.n_ears}, time)"
             raise ShapeError(
-                f"expected a floating-point signal {wanted}, got {signal.dtype} of shape "
-                f"{tuple(signal.shape)}"
+                f"expected a signal {wanted}, got a tensor of shape {tuple(signal.shape)}"
             )
         lead = signal.shape[: -1 if self.n_ears == 1 else -2]
         return signal.reshape(lead.numel(), ears, signal.shape[-1]), lead

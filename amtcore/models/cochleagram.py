@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count
@@ -243,7 +243,7 @@ class Cochleagram(FrameModule):
         preset=Text(PRESETS),
         n=whole(1, optional=True),
         low_lim=Number(" Hz", least=0.0),
-        high_lim=Number(" Hz", above=0.0, optional=True),
+        high_lim=replace(RATE, optional=True),
         sample_factor=whole(1, 64, optional=True),
         pad_factor=Number(least=1.0, most=100.0),
         padding_size=whole(0),
@@ -258,7 +258,6 @@ class Cochleagram(FrameModule):
         downsample_then_compress=Flag(),
         no_lowpass=Flag(),
         no_highpass=Flag(),
-        fs_out=RATE,
     )
     def __init__(
         self,

@@ -12,9 +12,11 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from amtcore.errors import NonFiniteError, ParameterError, ShapeError, check_known
+from amtcore.stages.constants import FixedType
+from amtcore.stages.stage import check_floating
 
 #: Outputs by name: (..., frame, column).
 Outputs = dict[str, Tensor]
@@ -76,21 +78,19 @@ def finite_signal(signal: Any, dtype: torch.dtype) -> Tensor:
     """Return a signal (.., time) in the working type.
 
     Raises:
-        ShapeError: The signal is no floating-point tensor, or has no axis.
+        ShapeError: The signal is no tensor of float32 or float64, or has no axis.
         NonFiniteError: A sample is NaN or infinity, or too large for `dtype`.
     """
-    if not isinstance(signal, Tensor) or not signal.is_floating_point() or signal.ndim == 0:
-        got = (
-            f"{signal.dtype} {tuple(signal.shape)}" if isinstance(signal, Tensor) else f"{signal!r}"
-        )
-        raise ShapeError(f"expected a floating-point tensor (.., time), got {got:.100}")
+    check_floating(signal, "(.., time)")
+    if signal.ndim == 0:
+        raise ShapeError("expected (.., time), got a tensor of shape ()")
     x = signal.to(dtype)
     if x.numel() and not bool(torch.stack(x.detach().aminmax()).isfinite().all()):
         raise NonFiniteError(f"expected samples that are finite in {dtype}, got NaN or infinity")
     return x
 
 
-class FrameModule(nn.Module):
+class FrameModule(FixedType):
     """A model that turns a signal (..., time) into frames of several outputs.
 
     Attributes:
@@ -111,7 +111,6 @@ class FrameModule(nn.Module):
     whole_clips_reason = ""
     memory_s: float | None = None
     fs: float
-    dtype: torch.dtype
     grids: Mapping[str, FrameGrid]
 
     def wanted(self, names: tuple[str, ...] | None) -> tuple[str, ...]:

@@ -17,13 +17,14 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from amtcore.arguments import Flag, Number, Text, checked_arguments, whole
+from amtcore.arguments import RATE, Flag, Number, Text, checked_arguments, whole
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.models.auditory_spectrogram import COMPRESSIONS, HAIR_CELLS, AuditorySpectrogram
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
-from amtcore.stages.stage import product
+from amtcore.stages.constants import FixedType
+from amtcore.stages.stage import check_floating, product
 from amtcore.units import DIGITAL
 
 SHORT = ("whole", "drop", "error")
@@ -31,14 +32,14 @@ _SLACK = 1e-9  # relative, of a band's edges
 _RULES = {
     "win_s": Number(" s", above=0.0, most=3600.0, optional=True, hint="times are in seconds"),
     "hop_s": Number(" s", above=0.0, most=3600.0, hint="times are in seconds"),
-    "f_min": Number(" Hz", above=0.0),
-    "f_max": Number(" Hz", above=0.0),
+    "f_min": RATE,
+    "f_max": RATE,
     "bands_per_octave": whole(1, 100),
     "relative": Flag(),
 }
 
 
-class ModulationSpectrum(nn.Module):
+class ModulationSpectrum(FixedType):
     """Energy of envelopes in bands of modulation frequency.
 
     Args:
@@ -126,11 +127,10 @@ class ModulationSpectrum(nn.Module):
         Raises:
             ShapeError: Other axes, or a short envelope with short="error".
         """
-        if not envelope.is_floating_point() or envelope.ndim not in (2, 3):
-            raise ShapeError(
-                "expected floating-point envelopes (batch, channel, time) or (channel, time), got "
-                f"{envelope.dtype} of shape {tuple(envelope.shape)}"
-            )
+        axes = "(batch, channel, time) or (channel, time)"
+        check_floating(envelope, axes)
+        if envelope.ndim not in (2, 3):
+            raise ShapeError(f"expected {axes}, got a tensor of shape {tuple(envelope.shape)}")
         x, samples = finite_signal(envelope, self.dtype), envelope.shape[-1]
         length = samples if self.window_length is None else self.window_length
         if samples < length and self.short == "error":

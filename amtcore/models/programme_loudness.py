@@ -9,6 +9,7 @@ filters, with the gain that the high-pass has at 48 kHz. Programs that leave thi
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amtcore.arguments import Number, Numbers, Text, checked_arguments
+from amtcore.arguments import SAMPLING_RATE, Number, Numbers, Text, checked_arguments
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.filter_design import state_variable_rows
 from amtcore.kernels.chain import ChainStep
@@ -29,6 +30,7 @@ from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import LANES, fma, vabs, vload, vmax, vsplat, vstore
 from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
+from amtcore.stages.stage import check_floating
 from amtcore.tables import load_table
 
 #: Annex 1, Table 1 as an analogue filter: frequency in Hz, gain in dB, Q, exponent of its band.
@@ -231,7 +233,7 @@ class ProgrammeLoudness(FrameModule):
     phases: Tensor
 
     @checked_arguments(
-        fs=Number(" Hz", least=8000.0, phrase="a sampling rate in Hz"),
+        fs=replace(SAMPLING_RATE, least=8000.0),
         layout=_layout,
         lra_pad=Number(" s", least=0.0, most=60.0),
     )
@@ -336,6 +338,7 @@ class ProgrammeLoudness(FrameModule):
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return outputs of whole signals, see the class."""
+        check_floating(signal, "(.., time)")
         state, parts, most = None, [], round(PIECE_S * self.fs)
         pieces = signal.split(most, -1) if signal.ndim and signal.shape[-1] else (signal,)
         for i, piece in enumerate(pieces):

@@ -12,13 +12,14 @@ of 60 dB with full 70 Hz modulation has 1.006 asper (MoSQITo: 1.019).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from amtcore.arguments import Number, checked_arguments, whole
+from amtcore.arguments import SAMPLING_RATE, Number, checked_arguments, whole
 from amtcore.filter_design import interpolate
 from amtcore.kernels.operations import roughness as kernels
 from amtcore.kernels.operations.roughness import LOWER, UPPER_DB
@@ -92,7 +93,7 @@ class RoughnessDanielWeber(FrameModule):
     g: Tensor
 
     @checked_arguments(
-        fs=Number(" Hz", least=16000.0, phrase="a sampling rate in Hz"),
+        fs=replace(SAMPLING_RATE, least=16000.0),
         overlap=Number(least=0.0, below=1.0),
         bin_offset=whole(0, 1),
     )

@@ -18,6 +18,7 @@ from amtcore.errors import ParameterError, ShapeError, StateError
 from amtcore.models.carfac import CARFAC, CarfacState
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
 from amtcore.models.time_domain import Kwargs
+from amtcore.stages.stage import check_floating
 
 #: Default widths in s: image, lags after the trigger, trigger window, hop of frames.
 WIDTHS_S = (0.02, 0.01, 0.04, 0.02)
@@ -137,11 +138,14 @@ class SAI(FrameModule):
         Returns:
             Frames (..., frame, channel, lag), and the state.
         """
-        chunks = [each.to(self.dtype) for each in (nap, triggers) if each is not None]
-        if nap.ndim < 2 or chunks[-1].shape != nap.shape or not nap.is_floating_point():
+        given = [each for each in (nap, triggers) if each is not None] or [nap]
+        for each in given:
+            check_floating(each, "(..., channel, time)")
+        chunks = [each.to(self.dtype) for each in given]
+        if nap.ndim < 2 or chunks[-1].shape != nap.shape:
             raise ShapeError(
-                "expected a floating-point pattern (..., channel, time), and triggers of its "
-                f"shape, got {nap.dtype} of shape {tuple(nap.shape)} and {tuple(chunks[-1].shape)}"
+                "expected a pattern (..., channel, time), and triggers of its shape, got "
+                f"{tuple(nap.shape)} and {tuple(chunks[-1].shape)}"
             )
         if state is None:
             before = chunks[0].new_zeros(*nap.shape[:-1], self._buffer)

@@ -14,12 +14,13 @@ import math
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from amtcore.arguments import RATE, Number, Text, checked_arguments, working_type
+from amtcore.arguments import Number, Text, checked_arguments, working_type
 from amtcore.errors import ShapeError
 from amtcore.filter_design import interpolate
-from amtcore.stages.stage import product
+from amtcore.stages.constants import FixedType
+from amtcore.stages.stage import check_floating, product
 from amtcore.tables import load_table
 
 #: Weightings, in the order of columns.
@@ -55,7 +56,7 @@ def divided(total: Tensor, n: Tensor, weighting: str) -> Tensor:
     )
 
 
-class Sharpness(nn.Module):
+class Sharpness(FixedType):
     """Sharpness of stored or fresh specific loudness, such as `n_spec` of `ZwickerLoudness`.
 
     Args:
@@ -79,7 +80,7 @@ class Sharpness(nn.Module):
 
     weight: Tensor
 
-    @checked_arguments(weighting=Text(WEIGHTINGS), skip=Number(" s", least=0.0), frame_rate_hz=RATE)
+    @checked_arguments(weighting=Text(WEIGHTINGS), skip=Number(" s", least=0.0))
     def __init__(
         self,
         weighting: Literal["din", "aures", "bismarck", "fastl"] = "din",
@@ -102,6 +103,8 @@ class Sharpness(nn.Module):
             n_spec: Specific loudness (.., 240) in sone/Bark.
             n: Loudness (..) in sone; the sum of `n_spec` is up to 2 % lower.
         """
+        check_floating(n_spec, f"(.., {POINTS})")
+        check_floating(n, "(..)")
         if n_spec.shape[-1:] != self.weight.shape or n_spec.shape[:-1] != n.shape:
             raise ShapeError(
                 f"expected specific loudness (.., {POINTS}) and loudness (..), got "

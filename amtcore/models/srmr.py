@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amtcore import filter_design as design
-from amtcore.arguments import RATE, Flag, Number, Text, checked_arguments, whole
+from amtcore.arguments import RATE, SAMPLING_RATE, Flag, Text, checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.envelope import Quadrature
@@ -197,8 +197,8 @@ class SRMR(FrameModule):
     hop_windows: Tensor
 
     @checked_arguments(
-        fs=Number(" Hz", least=1000.0, phrase="a sampling rate in Hz"),
-        low_freq=RATE, min_cf=RATE, max_cf=Number(" Hz", above=0.0, optional=True),
+        fs=replace(SAMPLING_RATE, least=1000.0),
+        low_freq=RATE, min_cf=RATE, max_cf=replace(RATE, optional=True),
         n_channels=whole(1, 512), fast=Flag(), norm=Flag(),
         framing=Text(("srmrpy", "buffer")), bandwidth=Text(("srmrpy", "corrected")),
     )  # fmt: skip

@@ -13,6 +13,7 @@ no noise to its envelopes, so a constant band counts 0.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -21,11 +22,11 @@ from torch.linalg import vector_norm
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from amtcore.arguments import Number, checked_arguments
+from amtcore.arguments import SAMPLING_RATE, checked_arguments
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.filter_design import resample_taps
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
-from amtcore.stages.stage import product
+from amtcore.stages.stage import check_floating, product
 from amtcore.units import DIGITAL
 
 # Constants of Taal et al. (2011), section II.
@@ -75,7 +76,7 @@ class STOI(FrameModule):
     bands: Tensor
 
     @checked_arguments(
-        fs=Number(" Hz", above=0.0, whole=True, phrase="a whole number as sampling rate in Hz")
+        fs=replace(SAMPLING_RATE, whole=True, phrase="a whole number as sampling rate in Hz")
     )
     def __init__(self, fs: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -117,6 +118,8 @@ class STOI(FrameModule):
         Raises:
             ShapeError: The shapes differ, or the tensors are not floating-point.
         """
+        for clip in (clean, processed):
+            check_floating(clip, "(batch, time) or (time,)")
         if clean.shape != processed.shape or clean.ndim not in (1, 2):
             raise ShapeError(
                 "expected clean and processed clips of one shape, (batch, time) or (time,), got "
@@ -136,10 +139,11 @@ class STOI(FrameModule):
 
     def _compare(self, pairs: Tensor, names: tuple[str, ...]) -> Outputs:
         """Return scores, segments and kept frames of (.., 2, time), with one batch axis."""
-        if pairs.ndim < 2 or pairs.shape[-2] != 2 or not pairs.is_floating_point():
+        check_floating(pairs, "(.., 2, time)")
+        if pairs.ndim < 2 or pairs.shape[-2] != 2:
             raise ShapeError(
-                "expected floating-point pairs (.., 2, time), clean before processed, got "
-                f"{pairs.dtype} of shape {tuple(pairs.shape)}"
+                "expected pairs (.., 2, time), clean before processed, got a tensor of shape "
+                f"{tuple(pairs.shape)}"
             )
         pairs = pairs.reshape(pairs.shape[:-2].numel(), *pairs.shape[-2:]).double()
         frames = self.frames(self.resampled(pairs))

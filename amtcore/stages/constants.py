@@ -322,6 +322,29 @@ def _in_short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+class FixedType(Converted):
+    """Base class of models whose tables are made in the working type that they are built with."""
+
+    dtype: torch.dtype
+
+    def convert(self, fn: Any, recurse: bool) -> Any:
+        kind = fn(torch.zeros(1, dtype=self.dtype, device="cpu")).dtype
+        if kind not in WORKING_TYPES:
+            return super().convert(fn, recurse)  # raises
+        if kind != self.dtype:
+            raise ParameterError(
+                f"{type(self).__name__} was built for {self.dtype}, got {kind}: build a new one "
+                f"with dtype={kind}"
+            )
+
+        def moved(tensor: Tensor) -> Tensor:
+            made: Tensor = fn(tensor)
+            # Some tables are float64 whatever the working type is.
+            return made if made.dtype == tensor.dtype else tensor.to(made.device)
+
+        return super().convert(moved, recurse)
+
+
 class HasConstants(Converted):
     """A module of constants, which are parameters if `learnable`, and never leave their bounds."""
 

@@ -150,6 +150,18 @@ def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def check_floating(x: Any, names: str) -> None:
+    """Raise ShapeError unless `x` is a tensor of float32 or float64; `names` are its axes."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ShapeError(f"expected a floating-point tensor {names}, got {kind}")
+    if x.dtype not in WORKING_TYPES and not in_autocast(x):
+        raise ShapeError(
+            f"expected float32 or float64, got {x.dtype}, which has lost the digits of soft "
+            "sounds already: convert the input with .float(), or call inside torch.autocast"
+        )
+
+
 class Stage(HasConstants):
     """A stage of a model: a recurrence over time with explicit state.
 
@@ -208,16 +220,9 @@ class Stage(HasConstants):
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             refuse_torchscript(type(self))
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise ShapeError(f"expected a floating-point tensor {names}, got {kind}")
+        check_floating(x, names)
         if x.ndim not in axes:
             raise ShapeError(f"expected {names}, got a tensor of shape {tuple(x.shape)}")
-        if x.dtype not in WORKING_TYPES and not in_autocast(x):
-            raise ShapeError(
-                f"expected float32 or float64, got {x.dtype}, which has lost the digits of soft "
-                "sounds already: convert the input with .float(), or call inside torch.autocast"
-            )
         kept = (*getattr(self, PARAMETERS).values(), *getattr(self, BUFFERS).values())
         own = next((constant.device for constant in kept if constant is not None), x.device)
         if own != x.device:

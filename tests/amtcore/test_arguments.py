@@ -31,7 +31,7 @@ _RANGE = {"flow": 500.0, "fhigh": 1000.0}
 NEEDS: dict[str, dict[str, Any]] = {
     "Calibration": {"rms1_db_spl": 100.0},
     "LIFExodus": {"shape": (4, 2)},
-    **{name: {"fs": FS} for name in ("ProgrammeLoudness", "SRMR")},
+    **{name: {"fs": FS} for name in ("ProgrammeLoudness", "SRMR", "Cochleagram")},
     "Resampler": {"fs": FS, "fs_out": 4000},
     "ModulationSpectrum": {"fs": FS},
     **{name: {"fs": FS} for name in (
@@ -54,8 +54,9 @@ NEEDS: dict[str, dict[str, Any]] = {
 _NO_NUMBER = [math.nan, math.inf, -math.inf, True, False, np.bool_(True), "1", "16k", b"1", 1j, {}]
 #: Category -> values that are refused, beside None where the default is not None.
 REFUSED: dict[str, list[Any]] = {
-    "rate": [*_NO_NUMBER, 0, -1.0, [100.0, 200.0]],
-    "rate_or_0": [*_NO_NUMBER, -1.0],
+    "rate": [*_NO_NUMBER, 0, -1.0, 1e9, [100.0, 200.0]],
+    "frame_rate": [*_NO_NUMBER, 0, -1.0, 1e-30, 1e9, [100.0, 200.0]],
+    "rate_or_0": [*_NO_NUMBER, -1.0, 1e9],
     "rates": [*_NO_NUMBER, 0.0, [], [0.0], [-100.0, 200.0], [100.0, math.nan], [100.0, math.inf],
               ["100"], [True], [[100.0]]],
     "seconds": [*_NO_NUMBER, 0.0, -0.01, 50.0, 200.0],
@@ -66,6 +67,7 @@ REFUSED: dict[str, list[Any]] = {
     "level_below_100": [*_NO_NUMBER, 100.0, 120.0, -1e4],
     "amplitude": [*_NO_NUMBER, 0.0, 1.0, -0.1, [0.1, 0.0], [True], [math.nan]],
     "positive": [*_NO_NUMBER, 0.0, -1.0],
+    "constant_q": [*_NO_NUMBER, 0.0, -1.0, 1e-30, 1e9],
     "not_negative": [*_NO_NUMBER, -1.0],
     "exponent": [*_NO_NUMBER, 0.0, -0.3, 30.0, [0.3, -1.0], [True], [math.nan]],
     "share": [*_NO_NUMBER, -0.1, 1.0],
@@ -97,8 +99,10 @@ REFUSED: dict[str, list[Any]] = {
     "db_spl": [math.nan, math.inf, True, "100", -200.0, 400.0],
 }  # fmt: skip
 _CATEGORIES = {
-    "rate": "fs fs_out fhigh adt_hp_fc mflow mfhigh basef subfs cutoff max_mfc lp_cutoff f_min "
-    "f_max low_freq min_cf max_cf frame_rate_hz",
+    "frame_rate": "fs_out frame_rate_hz",
+    "constant_q": "qfactor modbank_qfactor",
+    "rate": "fs fhigh adt_hp_fc mflow mfhigh basef subfs cutoff max_mfc lp_cutoff f_min "
+    "f_max low_freq min_cf max_cf",
     "rate_or_0": "flow lowpass_cutoff",
     "rates": "fc fc_hz frequencies rates scales",
     "length_s": "win_s hop_s",
@@ -108,7 +112,7 @@ _CATEGORIES = {
     "level": "knee_db compression_knee_db dboffset gain_db",
     "level_below_100": "minspl",
     "amplitude": "min_level",
-    "positive": "qfactor modbank_qfactor sigma p C ir_length_ratio dt learning_window q_erb",
+    "positive": "sigma p C ir_length_ratio dt learning_window q_erb",
     "not_negative": "att_factor lra_pad skip",
     "share": "overlap",
     "zero_or_one": "bin_offset",
@@ -148,11 +152,14 @@ ELSEWHERE = {
     ("GammatoneFilterbank", "n"): "count",
     ("AdaptLoop", "preset"): "name",
 }
-#: Models of frames have arguments of their own, which `ModelConformance` and their files test.
-CLASSES = [
+#: Models of frames have arguments of their own, whose ranges their files test.
+FRAME_MODELS = [
     n
     for n in amtcore.__all__
-    if inspect.isclass(kind := getattr(amtcore, n)) and not issubclass(kind, FrameModule)
+    if inspect.isclass(kind := getattr(amtcore, n)) and issubclass(kind, FrameModule)
+]
+CLASSES = [
+    n for n in amtcore.__all__ if inspect.isclass(getattr(amtcore, n)) and n not in FRAME_MODELS
 ]
 
 
@@ -171,7 +178,7 @@ def _category(name: str, argument: str) -> str:
     return ELSEWHERE.get((name, argument)) or CATEGORY[argument]
 
 
-def _build(name: str, **options: Any) -> Any:
+def build(name: str, **options: Any) -> Any:
     return getattr(amtcore, name)(**{**NEEDS.get(name, {}), **options})
 
 
@@ -186,13 +193,32 @@ def test_wrong_units_ranges_and_kinds_are_refused(name: str, argument: str) -> N
     accepted = []
     for value in values:
         try:
-            _build(name, **{argument: value})
+            build(name, **{argument: value})
         except (AmtError, TypeError) as error:
             unknown = isinstance(error, TypeError)
             assert not unknown or "no_such_argument" in str(error), f"{value!r}: {error}"
             assert "\n" not in str(error)
         else:
             accepted.append(value)
+    assert accepted == []
+
+
+@pytest.mark.parametrize("name", FRAME_MODELS)
+def test_models_of_frames_refuse_what_no_argument_may_be(name: str) -> None:
+    """Arguments of a stage's own are passed on by name, so options are tried with the stage."""
+    accepted = []
+    for argument, parameter in _arguments(name):
+        wrong: list[Any] = [math.nan, -math.inf, 1j, b"1", object(), [math.nan]]
+        wrong += [True] * (not isinstance(parameter.default, bool))
+        wrong += [None] * (parameter.default is not None and argument != "power_law_default")
+        wrong += [1e9] * (argument == "fs")
+        for value in wrong:
+            try:
+                build(name, **{argument: value})
+            except AmtError as error:
+                assert argument in str(error) and "\n" not in str(error)
+            else:
+                accepted.append((argument, value))
     assert accepted == []
 
 
@@ -234,9 +260,9 @@ def test_numbers_of_numpy_and_torch_are_numbers(name: str, argument: str, value:
     kinds: list[Callable[[Any], Any]] = [np.float64, lambda v: torch.tensor(v, dtype=torch.float64)]
     if isinstance(value, int):
         kinds += [np.int64]
-    plain = _build(name, **{argument: value})
+    plain = build(name, **{argument: value})
     for kind in kinds if argument != "shape" else [np.int64]:
-        other = _build(name, **{argument: kind(value)})
+        other = build(name, **{argument: kind(value)})
         assert repr(other) == repr(plain)
         if isinstance(plain, torch.nn.Module):
             mine, theirs = plain.state_dict(), other.state_dict()
@@ -273,7 +299,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(name: str, argument: str, value:
 )  # fmt: skip
 def test_arguments_that_do_not_go_together(name: str, options: Any, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
-        _build(name, **options)
+        build(name, **options)
 
 
 STAGES = [(name, argument) for name, argument in EVERY if argument.endswith("_kwargs")]
@@ -287,8 +313,8 @@ def test_a_stage_cannot_contradict_its_model(name: str, argument: str) -> None:
             continue  # has no rate
         (key,) = given
         with pytest.raises(ParameterError, match=f"{argument}: {key} is the model's"):
-            _build(name, **{argument: given})
-    model = _build(name, **{argument: {"learnable": False, "dtype": torch.float32}})
+            build(name, **{argument: given})
+    model = build(name, **{argument: {"learnable": False, "dtype": torch.float32}})
     assert not list(model.parameters()) and model.dtype == torch.float32
 
 
@@ -299,15 +325,15 @@ def test_slopes_in_dB_per_erb_are_refused_with_the_conversion() -> None:
         ("lower_slope_base", 27, "27 dB per ERB is 6.22 here"),
         ("lower_slope_per_db", -0.4, "-0.4 dB per ERB is -0.695 here"),
     ):
-        for build in (
+        for model in (
             lambda **k: amtcore.Glasberg2002(excitation_kwargs=k),
             lambda **k: amtcore.Moore2016(excitation_kwargs=k),
-            lambda **k: _build("ExcitationPattern", **k),
+            lambda **k: build("ExcitationPattern", **k),
         ):
             with pytest.raises(ParameterError, match=here):
-                build(**{key: value})
+                model(**{key: value})
     slopes = {"upper_slope_base": 6.2, "lower_slope_base": 6.2, "lower_slope_per_db": -0.5}
-    assert _build("ExcitationPattern", **slopes).lower_slope_base.item() == pytest.approx(6.2)
+    assert build("ExcitationPattern", **slopes).lower_slope_base.item() == pytest.approx(6.2)
 
 
 def test_the_conversion_of_slopes_is_that_of_the_filter() -> None:

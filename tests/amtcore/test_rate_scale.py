@@ -317,7 +317,7 @@ def test_refused_arguments(model: Any, wrong: dict[str, Any], says: str) -> None
 
 def test_refused_sounds() -> None:
     for wrong in (torch.zeros(100, dtype=torch.int16), torch.tensor(1.0), [0.0]):
-        with pytest.raises(ShapeError, match="expected a floating-point tensor"):
+        with pytest.raises(ShapeError, match=r"expected .*\(\.\., time\), got"):
             AuditorySpectrogram(16000)(wrong)
 
 

@@ -19,6 +19,7 @@ from tests.short import some
 from ..short import spread
 from .constant_cases import CASES, Case
 from .model_cases import use_plain_loops
+from .test_arguments import FRAME_MODELS, build
 
 #: Settings that every call reads; a test below shows each at work.
 _LIVE = {"training", "backend", "return_stages"}
@@ -77,6 +78,14 @@ def test_every_attribute_that_is_not_live_is_read_only(name: str) -> None:
         model.reset_state()
     for got, expected in zip(case.outputs(model), before, strict=True):
         assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", FRAME_MODELS)
+def test_settings_of_models_of_frames_are_read_only(name: str) -> None:
+    model = build(name)
+    for setting in ("dtype", "grids", *(["fs"] if hasattr(model, "fs") else [])):
+        with pytest.raises(ReadOnlyError, match=f"{setting} is read-only"):
+            setattr(model, setting, getattr(model, setting))
 
 
 @pytest.mark.parametrize(("name", "learnable"), spread(5, CASES, [False, True]))

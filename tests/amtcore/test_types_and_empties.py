@@ -18,6 +18,7 @@ from ..short import spread
 from .constant_cases import CASES, Case
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import leaves, use_plain_loops, whole
+from .test_arguments import FRAME_MODELS, build
 from .test_recurrences import CASES as RECURRENCES
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -55,6 +56,46 @@ def test_half_modules_are_refused_and_left_as_they_were(name: str, kind: torch.d
     after = {**dict(module.named_buffers()), **dict(nn.Module.named_parameters(module))}
     for key, (tensor, values) in before.items():
         assert after[key] is tensor and torch.equal(tensor, values)
+
+
+@pytest.mark.parametrize("name", FRAME_MODELS)
+def test_models_of_frames_keep_the_type_that_they_were_built_with(name: str) -> None:
+    """Their tables were converted before, and some calls failed, others gave other numbers."""
+    model = build(name)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    for kind in (*HALVES, torch.float64):
+        with pytest.raises(ParameterError, match=rf"float32.*got {kind}"):
+            model.to(kind)
+        with pytest.raises(ParameterError, match=rf"float32.*got {kind}"):
+            nn.Sequential(model).to(kind)
+    model.float()
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    assert {key: t.dtype for key, t in model.state_dict().items()} == {
+        key: t.dtype for key, t in before.items()
+    }
+
+
+@pytest.mark.parametrize("name", FRAME_MODELS)
+@pytest.mark.parametrize(
+    "wrong", [None, "clip.wav", [0.1, 0.2], np.zeros(800), *HALVES, torch.int16]
+)
+def test_models_of_frames_refuse_what_is_no_signal(name: str, wrong: Any) -> None:
+    model = build(name)
+    signal = torch.zeros(2, 800, dtype=wrong) if isinstance(wrong, torch.dtype) else wrong
+    pair = (signal, signal) if name == "STOI" else (signal,)
+    with pytest.raises(ShapeError, match=r"expected .*got") as error:
+        model(*pair)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("name", FRAME_MODELS)
+def test_models_of_frames_take_batches_of_nothing(name: str) -> None:
+    model = build(name)
+    for shape in ((0, 4000), (2, 0)):
+        signal = torch.zeros(*shape[:-1], *model.input_channels[:1] * (model.input_channels[0] > 1),
+                             shape[-1])  # fmt: skip
+        made = model.outputs(signal)
+        assert all(frames.shape[0] == shape[0] for frames in made.values())
 
 
 @pytest.mark.parametrize("name", some(3, CASES, 1))

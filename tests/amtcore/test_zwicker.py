@@ -19,7 +19,7 @@ from amtcore.kernels.operations.zwicker import (
     slopes_reference,
 )
 from amtcore.kernels.operators import operator
-from amtcore.models.zwicker import FS, loudness_level
+from amtcore.models.zwicker import FS, SHARES, loudness_level
 from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
@@ -286,3 +286,11 @@ class TestZwickerStationary(ModelConformance):
     streams = {"n": {}, "n_spec": {}, "level": {}, "sharpness": {}}  # noqa: RUF012
     other_params = {"method": "stationary", "field": "diffuse"}  # noqa: RUF012
     fs_hz = 44100.0
+
+
+def test_statistics_of_more_than_nine_hours() -> None:
+    n = torch.rand(1, 2**24 + 10)
+    n_max, *exceeded = ZwickerLoudness()._statistics(n, True)[0, 0].tolist()
+    assert n_max == n.max().item()
+    shares = list(SHARES.values())
+    assert exceeded == pytest.approx(np.quantile(n[0].numpy(), shares).tolist(), abs=1e-6)
