@@ -14,7 +14,8 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,11 @@ import pyarrow.parquet as pq
 from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
 from earmill.pipeline.dataset.card import readme
 from earmill.pipeline.dataset.commit_record import (
-    StoredCommit,
+    CommitRecord,
+    commits,
     plan_row_of,
     reading_pool,
     some,
-    stored_commits,
 )
 from earmill.pipeline.dataset.croissant import croissant
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
@@ -72,14 +73,6 @@ WHY_FIRST, WHY_AGAIN, WHY_ADDED = "extract", "retry or repair", "add-features"
 _NAMED_PROBLEMS = 5
 
 
-@dataclass(frozen=True)
-class IndexPart:
-    """Lines of one shard in the index, and their numbers in the plan's order."""
-
-    tables: list[pa.Table]
-    order: np.ndarray
-
-
 def finalise(
     layout: Layout, add: Mapping[str, OutFile] | None = None, fence: Fence = UNFENCED
 ) -> Snapshot:
@@ -96,20 +89,19 @@ def finalise(
     if dataset is None:
         raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
     plan = read_row_ids(layout, dataset.plan_id)
-    stored = stored_commits(layout, lambda one: one)
-    _refuse_changed(layout, dataset, stored)
-    records = {shard: one.record for shard, one in stored.items()}
+    records = commits(layout)
+    _refuse_changed(layout, dataset, records)
     _refuse(commit_problems(dataset, plan, records))
 
-    def read(shard: str) -> IndexPart | list[str]:
+    def read(shard: str) -> tuple[list[str], list[pa.Table]]:
         tables = read_tables(layout, records[shard])
         problems = table_problems(tables, plan[shard])
-        return problems or index_part(tables, plan[shard], dataset.streams)
+        return problems, [] if problems else _lines(tables, plan[shard], dataset.streams)
 
     with reading_pool(layout, len(plan)) as pool:
         found = list(pool.map(read, plan))
-    _refuse([line for one in found if isinstance(one, list) for line in one])
-    index = build_index([one for one in found if isinstance(one, IndexPart)])
+    _refuse([line for problems, _ in found for line in problems])
+    index = build_index([table for _, tables in found for table in tables], plan)
     del found
     file = _store(layout, index, fence)
     made = Snapshot(
@@ -117,10 +109,10 @@ def finalise(
         plan=_read(layout, paths.plan_path(dataset.plan_id)),
         dataset=_read(layout, dataset.path),
         commits={
-            shard: CommitRef(one.record.generation, one.record.attempt, one.sha256)
-            for shard, one in stored.items()
+            shard: CommitRef(record.generation, record.attempt, record.sha256)
+            for shard, record in records.items()
         },
-        moments=moments_of(stored, dataset.streams),
+        moments=moments_of(records, dataset.streams),
     )
     made, named, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
     # Check before cards are overwritten, because they belong to the current snapshot.
@@ -213,7 +205,7 @@ def _refuse(problems: Sequence[str]) -> None:
 
 
 def _refuse_changed(
-    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
+    layout: Layout, dataset: DatasetFile, records: Mapping[str, CommitRecord]
 ) -> None:
     """Refuse to close a dataset whose files were damaged or lost since the last closing: if a
     replacing record is missing, the replaced one would count again."""
@@ -226,7 +218,7 @@ def _refuse_changed(
     changed = [
         paths.commit_path(shard, ref.generation)
         for shard, ref in before.commits.items()
-        if (one := stored.get(shard)) is not None and ref.is_lost_in(one)
+        if (record := records.get(shard)) is not None and ref.is_lost_in(record)
     ]
     plan = _read(layout, paths.plan_path(dataset.plan_id))
     if plan.path == before.plan.path and plan != before.plan:
@@ -309,19 +301,25 @@ def _read(layout: Layout, rel: str) -> OutFile:
     return described(rel, layout.read_bytes(rel))
 
 
-def build_index(parts: Sequence[IndexPart]) -> pa.Table:
-    tables = [table for part in parts for table in part.tables]
-    whole = pa.concat_tables(_same_extras(tables), promote_options="default").combine_chunks()
-    starts = np.cumsum([0, *(len(part.order) for part in parts)])
-    order = np.concatenate([part.order + at for part, at in zip(parts, starts, strict=False)])
+def build_index(lines: Sequence[pa.Table], plan: Mapping[str, Sequence[str]]) -> pa.Table:
+    """Return the lines of all shards in the order of the plan, then by channel and row id."""
+    whole = pa.concat_tables(_same_extras(lines), promote_options="default").combine_chunks()
+    planned = pa.array(chain.from_iterable(plan.values()), pa.string())
+    keys = {
+        "position": pc.index_in(whole["plan_row_id"], planned),
+        "channel": pc.fill_null(whole["channel"], -1),  # a bad row has no channel
+        "row_id": whole["row_id"],
+    }
+    by = [(key, "ascending") for key in keys]
+    order = np.asarray(pc.sort_indices(pa.table(keys), sort_keys=by))
     if not np.array_equal(order, np.arange(len(order))):
         whole = whole.take(order)
     return whole.replace_schema_metadata(None)
 
 
-def index_part(
+def _lines(
     shard: ShardTables, plan_rows: Sequence[str], streams: Sequence[Mapping[str, Any]]
-) -> IndexPart:
+) -> list[pa.Table]:
     """Return the lines of one shard; cells that a quarantined row does not have are null."""
     tables = [_good_lines(shard, streams)]
     if (bad := shard.bad) is not None:
@@ -333,7 +331,7 @@ def index_part(
             "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
         }
         tables.append(pa.table(columns | {name: bad.column(name) for name in kept}))
-    return IndexPart(tables, _plan_order(tables, plan_rows))
+    return tables
 
 
 def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -370,19 +368,3 @@ def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
         schema = pa.schema([common.get(column.name, column) for column in part.schema])
         same.append(part.cast(schema) if part.num_rows else schema.empty_table())
     return same
-
-
-def _plan_order(tables: Sequence[pa.Table], plan_rows: Sequence[str]) -> np.ndarray:
-    """Return row numbers that sort by plan position, then by channel and name."""
-    names = ("row_id", "plan_row_id", "channel")  # a bad row has no channel
-    rows = pa.concat_tables(
-        [table.select([name for name in names if name in table.column_names]) for table in tables],
-        promote_options="default",
-    )
-    keys = {
-        "position": pc.index_in(rows["plan_row_id"], pa.array(plan_rows, pa.string())),
-        "channel": pc.fill_null(rows["channel"], -1),
-        "row_id": rows["row_id"],
-    }
-    by = [(key, "ascending") for key in keys]
-    return np.asarray(pc.sort_indices(pa.table(keys), sort_keys=by)).astype(np.int64)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, OutputError
 from earmill.pipeline.common.text import Shown
 from earmill.pipeline.dataset.commit_record import (
-    StoredCommit,
+    CommitRecord,
     parsed_json,
     read_commit,
     reading_pool,
@@ -66,13 +66,12 @@ class CommitRef(Strict):
     attempt: str
     sha256: str
 
-    def is_lost_in(self, stored: StoredCommit) -> bool:
+    def is_lost_in(self, now: CommitRecord) -> bool:
         """Return True if the current record is this one damaged, or an older generation."""
-        now = stored.record
         if now.generation < self.generation:
             return True
         same = (now.generation, now.attempt) == (self.generation, self.attempt)
-        return same and stored.sha256 != self.sha256
+        return same and now.sha256 != self.sha256
 
 
 @dataclass(frozen=True)
@@ -184,9 +183,9 @@ def require_current(layout: Layout) -> Current:
 
 
 def moments_of(
-    stored: Mapping[str, StoredCommit], streams: Sequence[Mapping[str, Any]]
+    records: Mapping[str, CommitRecord], streams: Sequence[Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
-    return dataset_moments([one.record.moments for _, one in sorted(stored.items())], streams)
+    return dataset_moments([record.moments for _, record in sorted(records.items())], streams)
 
 
 def described(path: str, content: bytes) -> OutFile:
