@@ -26,8 +26,6 @@ import secrets
 import socket
 import threading
 import time
-import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -162,7 +160,7 @@ def overtaken(layout: Layout, holder: LockHolder | None = None) -> OvertakenErro
     )
 
 
-class Heartbeat(ABC):
+class Heartbeat:
     """Signs of life of a run in the file that names it, until another run takes the file over."""
 
     def __init__(self, layout: Layout, name: str, holder: LockHolder, heartbeat_s: float) -> None:
@@ -170,10 +168,6 @@ class Heartbeat(ABC):
         self.fence = Fence(name, holder.run_id)
         self._done = threading.Event()
         self._lost: OvertakenError | None = None
-
-    @abstractmethod
-    def release(self) -> None:
-        """Stop the heartbeat and remove the file; safe to call again."""
 
     def __enter__(self) -> Self:
         return self
@@ -190,13 +184,17 @@ class Heartbeat(ABC):
         if self._lost is not None:
             raise self._lost
 
-    def _start(self, thread: str) -> None:
-        self._thread = threading.Thread(target=self._beat, name=thread, daemon=True)
-        self._thread.start()
-
-    def _stop(self) -> None:
+    def release(self) -> None:
+        """Stop the heartbeat and remove the file if it is still ours; safe to call again."""
         self._done.set()
         self._thread.join(self._heartbeat_s)
+        found = stored_holder(self._layout, self.fence.name)
+        if found is not None and found[0].run_id == self.holder.run_id:
+            self._layout.remove_own(self.fence.name, found[1])
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
 
     def _beat(self) -> None:
         while not self._done.wait(self._heartbeat_s):
@@ -234,14 +232,7 @@ class DriverLock(Heartbeat):
         except BaseException:
             self._layout.delete(DRIVER_FILE)
             raise
-        self._start("driver-lock")
-
-    def release(self) -> None:
-        """Stop the heartbeat and remove the file if it is still ours; safe to call again."""
-        self._stop()
-        found = stored_holder(self._layout, DRIVER_FILE)
-        if found is not None and found[0].run_id == self.holder.run_id:
-            self._layout.remove_own(DRIVER_FILE, found[1])
+        self._start()
 
     def _take(self, name: str) -> None:
         """Get the lock of this name, or raise LockedError. A dead holder X is replaced under the
@@ -343,12 +334,10 @@ class DriverMembership(Heartbeat):
         if lock is not None and not lock.shares and lock.may_live():
             layout.delete(self.fence.name)
             raise LockedError(f"{layout.url()} is used by one driver alone ({lock}); wait for it")
-        self._start("crew")
+        self._start()
 
     def release(self) -> None:
-        """Give all claims back; safe to call again."""
-        self._stop()
-        self._layout.delete(self.fence.name)
+        super().release()
         if self._layout.is_local:
             with suppress(OSError):  # not empty: others go on
                 os.rmdir(self._layout.path(CREW))
@@ -391,7 +380,8 @@ class BlockClaims:
             return []
         self._looked = now
         self._done = committed_shards(self._layout)
-        others = self._blocks_of_others()
+        blocks = range(len(self._blocks))
+        others = [block for block in blocks if block not in self._mine and self._left(block)]
         if not others:
             return None
         self._numbers = self._claimed()
@@ -401,15 +391,6 @@ class BlockClaims:
                 self._looked = None
                 return self._left(block)
         return []
-
-    @property
-    def others(self) -> int:
-        """The number of shards that other members had at the last look."""
-        return sum(len(self._left(block)) for block in self._blocks_of_others())
-
-    def _blocks_of_others(self) -> list[int]:
-        blocks = range(len(self._blocks))
-        return [block for block in blocks if block not in self._mine and self._left(block)]
 
     def _left(self, block: int) -> list[str]:
         return [shard for shard in self._blocks[block] if shard not in self._done]
@@ -438,10 +419,6 @@ class BlockClaims:
                 block, number = map(int, parsed.groups())
                 found[block] = max(number, found.get(block, 0))
         return found
-
-
-def start_of(run_id: str) -> float:
-    return zlib.crc32(run_id.encode()) / 2**32
 
 
 def clear_claims(layout: Layout) -> None:

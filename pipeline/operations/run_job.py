@@ -6,6 +6,7 @@ quarantine than the job allows, and 1 if shards are missing."""
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,6 @@ from earmill.pipeline.dataset.driver_lock import (
     DriverMembership,
     Heartbeat,
     overtaken,
-    start_of,
 )
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_current
@@ -34,7 +34,7 @@ from earmill.pipeline.driver.executors import Session, WorkerRequest, executor_o
 from earmill.pipeline.driver.placement import cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
-from earmill.pipeline.driver.sharing import ShardClaims, SharingPolicy, close, opening, sharing_of
+from earmill.pipeline.driver.sharing import SharingPolicy, claim_ahead, close, opening, sharing_of
 from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats
@@ -332,18 +332,17 @@ class Run:
         shared = None if self.again is not None else self._shared(stack, job, lease)
         stack.callback(_clear, job)
         session = stack.enter_context(self.executor.session(self.spec.run, self.tell))
-        return self.scheduler(job, session, stack, lease, shared).run()
+        return self.scheduler(job, session, lease, shared).run()
 
     def scheduler(
         self,
         job: OpenJob,
         session: Session,
-        stack: ExitStack,
         lease: Heartbeat | None,
         shared: BlockClaims | None,
     ) -> Scheduler:
         """Return the scheduler of the pending shards, with a worker for each place."""
-        run, nodes = self.spec.run, session.nodes()
+        run, nodes = self.spec.run, session.nodes
         placements = place_workers(nodes, run, at_most=len(job.pending))
         places = WorkerPlacements(placements, run, seen=session.seen, sink=self.sink)
         if note := cpu_note(nodes, run):
@@ -385,27 +384,22 @@ class Run:
                 lease.check()
             session.check()
             places.follow(pool, ledger)
-            if claims is not None:
-                claims.widen(in_flight())
-                claims.feed(ledger)
+            if shared is not None:
+                stays = self.sharing.stays
+                claim_ahead(shared, shards, ledger, ahead=in_flight(), stays=stays)
 
         pool = WorkerPool(session.workers(request_of), len(placements))
-        claims = None
-        if shared is not None:
-            shards = {shard.shard_id: shard for shard in job.pending}
-            claims = stack.enter_context(
-                ShardClaims(shared, shards, ahead=in_flight(), stays=self.sharing.stays)
-            )
+        shards = {shard.shard_id: shard for shard in job.pending}
         committed = CommitReader(read, side_by_side=not job.layout.is_local)
         ledger = ShardLedger(
-            job.pending if claims is None else (),
+            job.pending if shared is None else (),
             committed,
             max_attempts=run.max_attempts,
             sink=self.sink,
             witnesses=job.witnesses(),
             look_ahead=committed.look_ahead,
         )
-        ledger.more_to_come = claims is not None
+        ledger.more_to_come = shared is not None
         return Scheduler(
             ledger,
             pool,
@@ -422,14 +416,14 @@ class Run:
         member = lease
         if not isinstance(member, DriverMembership):
             member = stack.enter_context(DriverMembership(job.layout))
-        run_id, start = member.holder.run_id, self.sharing.start
+        start = self.sharing.start
         return BlockClaims(
             job.layout,
             job.plan.plan_id,
             [shard.shard_id for shard in job.plan.computed],
             set(job.before),
-            run_id=run_id,
-            start=start_of(run_id) if start is None else start,
+            run_id=member.holder.run_id,
+            start=random.random() if start is None else start,
             fence=job.fence,
         )
 
