@@ -20,7 +20,7 @@ from earmill.pipeline.common.errors import ClusterLost, EarmillError, RunStopped
 from earmill.pipeline.common.machine import is_interpreted
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.driver.events import RESUME
-from earmill.pipeline.driver.executors import KEPT_MEMORY, WorkerRequest, is_connected
+from earmill.pipeline.driver.executors import KEPT_MEMORY, Session, WorkerRequest, is_connected
 from earmill.pipeline.driver.placement import Node, gpu_seats
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.scratch import sweep
@@ -37,6 +37,7 @@ SILENT_S = 45.0
 QUIET: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
 # Features never enter the object store; 75 MiB is the least that Ray accepts.
 OBJECT_STORE_BYTES = 128 * 2**20
+CPUS_RESERVED = 0.001  # Enough for Ray to count a worker, too little to ever fill a node.
 # Set before the first import of Ray. Despite its name the second variable makes a Ray that is
 # started here listen on loopback. Ray warns until the first one is set.
 OWN_RAY_ENV = {
@@ -74,10 +75,11 @@ class RayExecutor:
                 gpu_seats(live_nodes(), run)
 
     @contextmanager
-    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[RaySession]:
+    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[Session]:
         is_private = self.is_private
         with ray_session(self._address):
-            yield RaySession(wait_for_nodes(run, say, may_grow=not is_private))
+            nodes, watch = wait_for_nodes(run, say, may_grow=not is_private), ClusterWatch()
+            yield Session(nodes, RayWorkers, watch.seen, watch.check)
 
 
 def check_address(address: str) -> None:
@@ -259,31 +261,22 @@ def _look() -> list[Node] | None:
     return useful_nodes(entries)
 
 
-class RaySession:
-    """Ray's nodes and actors; notices when Ray is gone, which Ray does not report for minutes.
-    `look` lists the nodes in a thread, because it may hang; it returns None if this machine is
-    missing."""
+class ClusterWatch:
+    """Ray's nodes; notices when Ray is gone, which Ray does not report for minutes. `look` runs in
+    a thread, because it may hang. It returns the nodes, or None if this machine is missing."""
 
     def __init__(
         self,
-        nodes: list[Node],
         look: Callable[[], list[Node] | None] = _look,
-        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._nodes, self._look, self._clock = nodes, look, clock
+        self._look, self._clock = look, clock
         self._seen: list[Node] | None = None
         self._last_look = self._last_good = clock()
         self._thread: threading.Thread | None = None
 
-    def nodes(self) -> list[Node]:
-        return self._nodes
-
     def seen(self) -> list[Node] | None:
         return self._seen
-
-    def workers(self, request_of: Callable[[int], WorkerRequest]) -> RayWorkers:
-        return RayWorkers(request_of)
 
     def check(self) -> None:
         """Begin the next look, if it is time; ClusterLost after `SILENT_S` without a good look."""
@@ -320,7 +313,7 @@ class RayWorkers:
 
         request = self._request_of(index)
         options: dict[str, Any] = {
-            "num_cpus": request.place.num_cpus,
+            "num_cpus": CPUS_RESERVED,
             "num_gpus": request.place.num_gpus,
             "max_restarts": -1,
             "max_task_retries": 0,
