@@ -1,13 +1,13 @@
 """The lock of an output, its members if drivers share it, and the shards that each member claims.
 
 `driver.json` names the driver and holds its heartbeat. A holder counts as gone when its process no
-longer exists on this machine, or after 60 s without a heartbeat (clocks of the hosts should agree
-to within that). A driver takes over under a second lock, named after the dead holder, so only one
-of several drivers succeeds.
+longer exists on this machine, or after 60 s without a heartbeat. Clocks of the hosts should agree
+to within 60 s. A driver takes over by replacing the file that it has read, so one of several
+drivers succeeds. On a store without conditional replace, the fences stop the other drivers.
 
 Drivers that share an output are its members, each with a file and a heartbeat. A driver that needs
 the output for itself is refused while a member lives, and evicts members without a sign of life.
-Shards are claimed in blocks by files that are created only if absent; the claim of a member that is
+Shards are claimed in blocks by files that are created only if absent. The claim of a member that is
 gone is superseded by the next number of its block. Claims only save work: commits are exactly once
 without them.
 
@@ -225,7 +225,7 @@ class DriverLock(Heartbeat):
     ) -> None:
         super().__init__(layout, DRIVER_FILE, LockHolder.here(run_id, shares=shares), heartbeat_s)
         self._wait = wait
-        self._take(DRIVER_FILE)
+        self._take()
         try:
             if alone:
                 evict_crew(layout)
@@ -234,31 +234,20 @@ class DriverLock(Heartbeat):
             raise
         self._start()
 
-    def _take(self, name: str) -> None:
-        """Get the lock of this name, or raise LockedError. A dead holder X is replaced under the
-        lock `<name>.<X>`, taken by the same function, and only if X is still the holder then."""
-        if self._layout.create_own(name, as_seen_now(self.holder)):
-            return
-        holder = read_holder(self._layout, name)
-        if holder is not None:
-            live = holder.may_live()
+    def _take(self) -> None:
+        """Create the lock file, or replace the file of a dead holder; LockedError if a live driver
+        has the lock."""
+        found = stored_holder(self._layout, DRIVER_FILE)
+        if found is not None:
+            holder, live = found[0], found[0].may_live()
             if live and holder.age_s < -STALE_S:  # a clock far ahead: it must show that it lives
                 self._wait(STALE_S)
-                live = read_holder(self._layout, name) != holder
+                live = read_holder(self._layout) != holder
             if live:
                 raise LockedError(_at_work(self._layout, holder))
-            takeover = f"{name}.{holder.run_id}"
-            self._take(takeover)
-            try:
-                now = stored_holder(self._layout, name)
-                if now is not None and now[0].run_id == holder.run_id:
-                    # Fails if another driver has taken over since the file was read.
-                    if self._layout.replace_own(name, as_seen_now(self.holder), now[1]):
-                        return
-            finally:
-                self._layout.delete(takeover)
-        # No holder is left, or another driver was faster: the driver that creates the file has it.
-        if not self._layout.create_own(name, as_seen_now(self.holder)):
+        # Fails if another driver has written the file since it was read.
+        seen = None if found is None else found[1]
+        if not self._layout.replace_own(DRIVER_FILE, as_seen_now(self.holder), seen):
             raise LockedError(f"another driver just began to work on {self._layout.url()}")
 
 
