@@ -348,20 +348,16 @@ class _Shard:
             except OvertakenError:
                 self._discard()
                 raise
-            created_now = self.layout.put_if_absent(name, text.encode())
-        if created_now:
-            try:
-                self.fence.check(self.layout)
-            except OvertakenError:
-                self._take_back(record)
-                raise
-            return True
-        # A PUT whose answer got lost is repeated by the client and then refused by its own effect.
-        winner = read_commit(self.layout, self.shard_id, record.generation)
-        if winner is not None and winner.attempt == self.attempt:
-            return True
-        self._discard()
-        return False
+            created_now = self.layout.create_own(name, text.encode())
+        if not created_now:
+            self._discard()
+            return False
+        try:
+            self.fence.check(self.layout)
+        except OvertakenError:
+            self._take_back(record)
+            raise
+        return True
 
     def _take_back(self, record: CommitRecord) -> None:
         """Delete the record of an overtaken run, unless its files are whole and the dataset is the
