@@ -27,7 +27,7 @@ from earmill.pipeline.dataset.driver_lock import (
     overtaken,
 )
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_current
+from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import Session, WorkerRequest, executor_of
@@ -52,7 +52,6 @@ from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import built_models, check_references_used
-from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.worker.launches import shards_in_flight
@@ -103,7 +102,8 @@ def summarise(
     by_class: dict[str, int] = {}
     if len(records) == shards:
         status, exit_code = "done" if result.done or closed else "nothing_to_do", EXIT_DONE
-        by_class = _bad_by_class(layout) if bad else {}
+        counted = sum((Counter(record.bad_by_class) for record in records), Counter[str]())
+        by_class = dict(counted.most_common())
         message = _complete_message(result, layout, ok, bad, by_class, closed)
         message += f"; {skipped}" if skipped else ""
         if bad > max_bad_fraction * (ok + bad):
@@ -162,15 +162,6 @@ def _complete_message(
     speed = result.seconds / result.worked_s if result.worked_s else 0.0
     took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
     return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
-
-
-def _bad_by_class(layout: Layout) -> dict[str, int]:
-    name = current_index(layout)
-    if name is None:
-        return {}
-    table = read_table(layout, name, ["status", "error_class"])
-    rows = zip(table["status"].to_pylist(), table["error_class"].to_pylist(), strict=True)
-    return dict(Counter(reason for status, reason in rows if status == STATUS_BAD).most_common())
 
 
 def run_job(
