@@ -236,11 +236,9 @@ def _refuse_changed(
 
 def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
     """Return True if they are equal but for the version, which a replacing commit raises."""
-    spelled = [
-        described(dataset.path, replace(dataset, layout_version=version).to_json().encode())
-        for version in (dataset.layout_version, *paths.READABLE_VERSIONS)
-    ]
-    return now == before or (now == spelled[0] and before in spelled)
+    versions = [replace(dataset, layout_version=number) for number in paths.READABLE_VERSIONS]
+    spelled = [described(now.path, each.to_json().encode()) for each in versions]
+    return now == before or {now, before} <= {*spelled}
 
 
 def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
@@ -327,29 +325,31 @@ def _lines(
         kept = ("row_id", "uri", "stage", "error_class", "message", "attempts")
         columns = {
             "plan_row_id": pa.array([plan_row_of(k, planned) for k in row_ids], pa.string()),
-            "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
-            "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
+            "shard": pa.repeat(shard.record.shard, bad.num_rows),
+            "status": pa.repeat(STATUS_BAD, bad.num_rows),
         }
         tables.append(pa.table(columns | {name: bad.column(name) for name in kept}))
     return tables
 
 
 def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
-    rows = shard.rows
-    columns = {name: rows.column(name) for name in ("row_id", "plan_row_id", "channel")}
-    columns["shard"] = pa.array([shard.record.shard] * rows.num_rows, pa.string())
-    columns["row"] = pa.array(np.arange(rows.num_rows))
-    shown = ("seconds", "uri", *(name for name in VARIANT_COLUMNS if name in rows.column_names))
-    columns |= {name: rows.column(name) for name in shown}
-    for stream in streams:
-        for name in columns_of(stream):
-            columns[name] = rows.column(name)
-    columns["status"] = pa.array([STATUS_OK] * rows.num_rows, pa.string())
-    nothing = pa.nulls(rows.num_rows, pa.string())
-    columns |= {"stage": nothing, "error_class": nothing, "message": nothing}
-    columns["attempts"] = pa.nulls(rows.num_rows, pa.int64())
-    columns |= {n: rows.column(n) for n in rows.column_names if n.startswith(EXTRA_PREFIX)}
-    return pa.table(columns)
+    rows, n = shard.rows, shard.rows.num_rows
+    variants = [name for name in VARIANT_COLUMNS if name in rows.column_names]
+    places = [name for stream in streams for name in columns_of(stream)]
+    extras = [name for name in rows.column_names if name.startswith(EXTRA_PREFIX)]
+
+    def kept(*names: str) -> dict[str, pa.ChunkedArray]:
+        return {name: rows.column(name) for name in names}
+
+    return pa.table(
+        kept("row_id", "plan_row_id", "channel")
+        | {"shard": pa.repeat(shard.record.shard, n), "row": pa.array(np.arange(n))}
+        | kept("seconds", "uri", *variants, *places)
+        | {"status": pa.repeat(STATUS_OK, n)}
+        | dict.fromkeys(("stage", "error_class", "message"), pa.nulls(n, pa.string()))
+        | {"attempts": pa.nulls(n, pa.int64())}
+        | kept(*extras)
+    )
 
 
 def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:

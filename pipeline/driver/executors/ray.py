@@ -211,11 +211,10 @@ def wait_for_nodes(
     say: Callable[[str], None],
     *,
     may_grow: bool,
-    limit_s: float = NODES_WITHIN_S,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Node]:
-    """Return the nodes for a job, as soon as there is one; RunStopped after `limit_s` without one.
+    """Return the nodes for a job, as soon as there is one; RunStopped after 10 minutes without one.
     An autoscaler starts its first node on request, so it is asked. Without `may_grow`, all nodes
     are returned at once."""
     began, asked = clock(), False
@@ -229,12 +228,12 @@ def wait_for_nodes(
     while not (nodes := list(filter(fits, live_nodes()))) and may_grow:
         if not asked:
             asked = True
-            say(f"waiting up to {limit_s / 60:.0f} min for the cluster to offer {wish}")
+            say(f"waiting up to {NODES_WITHIN_S / 60:.0f} min for the cluster to offer {wish}")
             _ask_for(run, 1)
-        if clock() - began > limit_s:
+        if clock() - began > NODES_WITHIN_S:
             _ask_for(run, 0)
             raise RunStopped(
-                f"the Ray cluster offered no {wish} within {limit_s / 60:.0f} min; start a "
+                f"the Ray cluster offered no {wish} within {NODES_WITHIN_S / 60:.0f} min; start a "
                 "node or let it scale up, then run the same command with --resume"
             )
         sleep(NODES_POLL_S)
