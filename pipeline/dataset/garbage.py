@@ -60,7 +60,6 @@ class Collected(Shown):
     young: int
 
     def shown(self) -> dict[str, str]:
-        """Return what goes and what stays, in words."""
         return {
             "snapshots": f"{len(self.snapshots):,}",
             "files": f"{self.files:,}, {bytes_text(self.bytes)}",

@@ -87,7 +87,6 @@ class Report(Shown):
         return not self.problems
 
     def shown(self) -> dict[str, str]:
-        """Return what was found, in words."""
         found = "whole" if self.ok else f"{len(self.problems):,} problems: {few(self.problems)}"
         return {
             "found": f"{found} ({'sha256 of every file' if self.hashed else 'sizes alone'})",
