@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
@@ -23,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
+from earmill.pipeline.common.errors import CommitError, OvertakenError
 from earmill.pipeline.dataset.card import readme
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
@@ -33,7 +34,7 @@ from earmill.pipeline.dataset.commit_record import (
     some,
 )
 from earmill.pipeline.dataset.croissant import croissant
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.lineage import lineage_of
 from earmill.pipeline.dataset.snapshot import (
@@ -50,7 +51,6 @@ from earmill.pipeline.dataset.snapshot import (
     known_snapshots,
     moments_of,
     name_of,
-    next_entry,
     put_named,
     read_current,
     read_snapshot,
@@ -85,9 +85,7 @@ def finalise(
     """
     seen = read_if_there(layout, paths.CURRENT_FILE)
     cards_seen = {name: read_if_there(layout, name) for name in (*CARDS, paths.PROVENANCE_FILE)}
-    dataset = read_dataset(layout)
-    if dataset is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
+    dataset = require_dataset(layout)
     plan = read_row_ids(layout, dataset.plan_id)
     records = commits(layout)
     _refuse_changed(layout, dataset, records)
@@ -263,7 +261,15 @@ def _store_snapshot(
 ) -> tuple[Snapshot, OutFile, tuple[EarlierSnapshot, ...]]:
     """Write a snapshot unless it is the current one; return it, its file, and earlier snapshots."""
     known = known_snapshots(layout)
-    made = replace(made, additions={**_additions(layout, made, known), **add})
+    diff, kept = None, dict[str, OutFile]()
+    # A damaged snapshot is compared with nothing: its rows are not known any more.
+    with suppress(CommitError, OSError, pa.ArrowException):
+        if known:
+            before = read_snapshot(layout, known[-1])
+            diff = compare_snapshots(layout, before, made)
+            # Added features stay if the rows do: they would be read as features of other audio.
+            kept = {} if diff else dict(before.additions)
+    made = replace(made, additions={**kept, **add})
     again = replace(made, entry=known[-1].entry) if known else made
     if known and described(known[-1].snapshot.path, again.to_json().encode()) == known[-1].snapshot:
         made, known = again, known[:-1]
@@ -274,25 +280,21 @@ def _store_snapshot(
         why = WHY_AGAIN if known else WHY_FIRST
         if change is not None and (not known or known[-1].entry.revision != revision):
             why = change.why
-        why = WHY_ADDED if add else why
-        begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
-        made = replace(made, entry=next_entry(layout, made, known, begun))
+        counts = {"added": 0 if known else len(index)}
+        if diff is not None:
+            counts = {name: len(getattr(diff, name)) for name in ("added", "changed", "removed")}
+        entry = LogEntry(
+            number=1 + max((one.entry.number for one in known), default=0),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            why=WHY_ADDED if add else why,
+            revision=revision,
+            rows_ok=good,
+            rows_bad=len(index) - good,
+            **counts,
+        )
+        made = replace(made, entry=entry)
     fence.check(layout)
     return made, put_named(layout, paths.snapshot_path, made.to_json().encode()), known
-
-
-def _additions(
-    layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot]
-) -> Mapping[str, OutFile]:
-    """Return the sets beside the earlier rows, if the rows are the same: features of other audio
-    would be read as features of these rows."""
-    try:
-        before = read_snapshot(layout, known[-1]) if known else None
-        if before is None or not before.additions or compare_snapshots(layout, before, made):
-            return {}
-    except CommitError:
-        return {}  # damaged: `add-features` finds them again, and computes nothing
-    return before.additions
 
 
 def _read(layout: Layout, rel: str) -> OutFile:
