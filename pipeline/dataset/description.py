@@ -224,8 +224,6 @@ def open_dataset(
         may_write(layout)
         if layout.put_if_absent(paths.DATASET_FILE, wanted.to_json().encode()):
             return wanted
-        stored = read_dataset(layout)
-        if stored is None:
-            raise OutputError(f"{layout.url(paths.DATASET_FILE)} exists but cannot be read")
+        stored = require_dataset(layout)
     check_dataset(stored, wanted)
     return stored

@@ -217,29 +217,29 @@ def wait_for_nodes(
     """Return the nodes for a job, as soon as there is one; RunStopped after 10 minutes without one.
     An autoscaler starts its first node on request, so it is asked. Without `may_grow`, all nodes
     are returned at once."""
-    began, asked = clock(), False
     wish = "GPUs" if run.device == "cuda" else "CPUs"
 
-    def fits(node: Node) -> bool:
+    def fitting() -> list[Node]:
         if run.device == "cuda":
-            return node.gpus > 0
-        return node.cpus > 0 or bool(run.gpus_wanted and node.gpus)
+            return [node for node in live_nodes() if node.gpus]
+        return [node for node in live_nodes() if node.cpus or (run.gpus_wanted and node.gpus)]
 
-    while not (nodes := list(filter(fits, live_nodes()))) and may_grow:
-        if not asked:
-            asked = True
-            say(f"waiting up to {NODES_WITHIN_S / 60:.0f} min for the cluster to offer {wish}")
-            _ask_for(run, 1)
-        if clock() - began > NODES_WITHIN_S:
-            _ask_for(run, 0)
-            raise RunStopped(
-                f"the Ray cluster offered no {wish} within {NODES_WITHIN_S / 60:.0f} min; start a "
-                "node or let it scale up, then run the same command with --resume"
-            )
-        sleep(NODES_POLL_S)
-    if asked:
+    if (nodes := fitting()) or not may_grow:
+        return nodes or live_nodes()
+    began = clock()
+    say(f"waiting up to {NODES_WITHIN_S / 60:.0f} min for the cluster to offer {wish}")
+    _ask_for(run, 1)
+    try:
+        while not (nodes := fitting()):
+            if clock() - began > NODES_WITHIN_S:
+                raise RunStopped(
+                    f"the Ray cluster offered no {wish} within {NODES_WITHIN_S / 60:.0f} min; "
+                    "start a node or let it scale up, then run the same command with --resume"
+                )
+            sleep(NODES_POLL_S)
+    finally:
         _ask_for(run, 0)
-    return nodes or live_nodes()
+    return nodes
 
 
 def _ask_for(run: RunSpec, times: int) -> None:
