@@ -4,6 +4,7 @@ holds the lock only to make the plan and to write the index, and works on shards
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -41,18 +42,18 @@ class SharingPolicy:
     joins: bool = False  # Work beside other drivers.
     stays: bool = True  # Wait for the shards of others.
     works: bool = True  # Process shards; False only closes.
-    start: float | None = 0.0  # First shard, as a fraction of the plan; None draws one.
+    start: float = 0.0  # First shard, as a fraction of the plan.
 
 
 def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:
     if run.executor == SLURM_ARRAY or run.array is not None:
         return SharingPolicy(joins=True, stays=join, works=not finish, start=_array_start(run))
     if join or finish:
-        return SharingPolicy(joins=True, works=not finish, start=None)
+        return SharingPolicy(joins=True, works=not finish, start=random.random())
     return SharingPolicy()
 
 
-def _array_start(run: RunSpec) -> float | None:
+def _array_start(run: RunSpec) -> float:
     if run.array is not None:
         index, count = map(int, run.array.split("/"))
         return index % count / count
@@ -60,7 +61,7 @@ def _array_start(run: RunSpec) -> float | None:
         with suppress(KeyError, ValueError, ZeroDivisionError):
             count = int(os.environ[count_name])
             return int(os.environ[index_name]) % count / count
-    return None
+    return random.random()
 
 
 @contextmanager

@@ -6,7 +6,6 @@ quarantine than the job allows, and 1 if shards are missing."""
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -407,14 +406,13 @@ class Run:
         member = lease
         if not isinstance(member, DriverMembership):
             member = stack.enter_context(DriverMembership(job.layout))
-        start = self.sharing.start
         return BlockClaims(
             job.layout,
             job.plan.plan_id,
             [shard.shard_id for shard in job.plan.computed],
             set(job.before),
             run_id=member.holder.run_id,
-            start=random.random() if start is None else start,
+            start=self.sharing.start,
             fence=job.fence,
         )
 
