@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import pyarrow as pa
@@ -47,7 +47,7 @@ FILES_A_THREAD = 64  # Small files on a disk for which one more thread pays.
 BAD_BY_CLASS = "bad_by_class"
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
 NAMED = 5  # Names that a message shows of a list.
-_CHANNEL = re.compile(r"(.+)#ch[0-9]+", re.DOTALL)
+_CHANNEL = re.compile(r"(?<=.)#ch[0-9]+\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,9 @@ class CommitRecord(Strict):
     layout_version: int = paths.LAYOUT_VERSION
     generation: int = 0  # How often the shard was committed before.
     replaces: str | None = None  # Attempt of the generation before, if its record could be read.
+    sha256: str = field(
+        default="", compare=False
+    )  # Hash of the file that the record was read from.
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +95,7 @@ class CommitRecord(Strict):
         return paths.data_path(self.shard, self.attempt, format_of(kind).suffix)
 
     def to_json(self) -> str:
-        return to_json(self, indent=1).decode()
+        return to_json(self, indent=1, exclude={"sha256"}).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> CommitRecord:
@@ -106,12 +109,6 @@ class Recommit:
 
     generation: int = 0
     keep: tuple[QuarantineRow, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCommit:
-    record: CommitRecord
-    sha256: str
 
 
 def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
@@ -150,9 +147,9 @@ def committed_shards(layout: Layout) -> set[str]:
     return set(generations(layout))
 
 
-def read_stored(layout: Layout, shard_id: str, generation: int = 0) -> StoredCommit | None:
-    """Return a record of a shard with the hash of its bytes, or None; CommitError if it is damaged,
-    or of another generation than its name says."""
+def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRecord | None:
+    """Return a record of a shard, or None; CommitError if it is damaged, or of another generation
+    than its name says."""
     name = paths.commit_path(shard_id, generation)
     try:
         text = layout.read_bytes(name)
@@ -166,13 +163,7 @@ def read_stored(layout: Layout, shard_id: str, generation: int = 0) -> StoredCom
         raise CommitError(
             f"{layout.url(name)}: expected generation {generation}, got {record.generation}"
         )
-    return StoredCommit(record, hashlib.sha256(text).hexdigest())
-
-
-def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRecord | None:
-    """Return a record of a shard, or None; raises as `read_stored`."""
-    stored = read_stored(layout, shard_id, generation)
-    return None if stored is None else stored.record
+    return replace(record, sha256=hashlib.sha256(text).hexdigest())
 
 
 def commits(layout: Layout) -> dict[str, CommitRecord]:
@@ -185,18 +176,11 @@ def commits_as(
 ) -> dict[str, T]:
     """Return only `part(record)` of each current record, except of shards in `without`; `part` is
     called in several threads."""
-    return stored_commits(layout, lambda stored: part(stored.record), without)
-
-
-def stored_commits(
-    layout: Layout, part: Callable[[StoredCommit], T], without: Container[str] = ()
-) -> dict[str, T]:
-    """Return `part(stored)` of each current record; see `commits_as`."""
     newest = [entry for entry in newest_generations(layout).items() if entry[0] not in without]
 
     def read(entry: tuple[str, int]) -> T | None:
-        stored = read_stored(layout, *entry)
-        return None if stored is None else part(stored)
+        record = read_commit(layout, *entry)
+        return None if record is None else part(record)
 
     with reading_pool(layout, len(newest)) as pool:
         found = zip(newest, pool.map(read, newest), strict=True)
@@ -237,10 +221,7 @@ def quarantined_rows(layout: Layout, record: CommitRecord) -> list[QuarantineRow
 
 def plan_row_of(row_id: str, plan_rows: Container[str]) -> str:
     """Return the plan row of a quarantine row; the id itself where the plan has it."""
-    match = _CHANNEL.fullmatch(row_id)
-    if row_id in plan_rows or match is None:
-        return row_id
-    return match.group(1)
+    return row_id if row_id in plan_rows else _CHANNEL.sub("", row_id)
 
 
 def row_problems(

@@ -52,15 +52,6 @@ CACHE_BYTES = 64 * 2**20
 SPILL_BYTES, PIECE_BYTES = 128 * 2**20, 32 * 2**20
 # Provenance columns that say where a row's bytes lie.
 PLACE = ("uri", "etag", "size", "mtime")
-SCHEMA = pa.schema(
-    [
-        ("shard", pa.string()),
-        ("row_id", pa.string()),
-        ("from_shard", pa.string()),
-        ("from_generation", pa.int64()),
-        ("from_row_id", pa.string()),
-    ]
-)
 Tell = Callable[[str], None]
 
 
@@ -80,7 +71,7 @@ def write_carried(layout: Layout, rows: Iterable[CarriedRow]) -> OutFile | None:
     if not listed:
         return None
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(listed, schema=SCHEMA), sink, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(listed), sink, compression="zstd")
     return put_named(layout, carried_path, sink.getvalue())
 
 

@@ -154,7 +154,7 @@ def parts_of(records: Sequence[CommitRecord], kind: str) -> list[str]:
 
 
 def _field(
-    record_set: str, column: str, kind: str, source: Mapping[str, Any], text: str
+    record_set: str, column: str, kind: str, text: str, source: Mapping[str, Any]
 ) -> dict[str, Any]:
     return {
         "@type": "cr:Field",
@@ -178,41 +178,39 @@ def _index_set() -> dict[str, Any]:
         "error_class": ("sc:Text", "Why a row is in quarantine"),
         "uri": ("sc:Text", "Source audio"),
     }
+    fields = [_field("index-rows", name, *about, source) for name, about in columns.items()]
+    text = "All rows, good and quarantined, in the order of the plan"
+    return _record_set("index-rows", text, fields)
+
+
+def _record_set(name: str, text: str, fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "@type": "cr:RecordSet",
-        "@id": "index-rows",
-        "name": "index-rows",
-        "description": "All rows, good and quarantined, in the order of the plan",
-        "key": {"@id": "index-rows/row_id"},
-        "field": [
-            _field("index-rows", column, kind, source, text)
-            for column, (kind, text) in columns.items()
-        ],
+        "@id": name,
+        "name": name,
+        "description": text,
+        "key": {"@id": f"{name}/row_id"},
+        "field": fields,
     }
 
 
 def _feature_set(dataset: DatasetFile, table: str) -> dict[str, Any]:
     source = {"fileSet": {"@id": f"features-{table}"}}
-    row_id = _field("features", "row_id", "sc:Text", source, "Unique name of the row")
+    row_id = _field("features", "row_id", "sc:Text", "Unique name of the row", source)
     # Spelled as a source: the bare reference of the specification breaks mlcroissant 1.1.
     row_id["references"] = {"field": {"@id": "index-rows/row_id"}}
     origins = {"uri": "Source audio of the row", "pcm_sha256": "Hash of the decoded samples"}
+    seconds = _field("features", "seconds", "sc:Float", "Duration of the audio, s", source)
+    streams = [_stream_field(dataset, table, stream, source) for stream in dataset.streams]
+    annotations = [
+        _field("features", column, "sc:Text", text, source)
+        | {"equivalentProperty": "prov:wasDerivedFrom"}
+        for column, text in origins.items()
+    ]
+    text = "Good rows with their feature streams, time along the first axis"
     return {
-        "@type": "cr:RecordSet",
-        "@id": "features",
-        "name": "features",
-        "description": "Good rows with their feature streams, time along the first axis",
-        "key": {"@id": "features/row_id"},
-        "field": [
-            row_id,
-            _field("features", "seconds", "sc:Float", source, "Duration of the audio, s"),
-            *(_stream_field(dataset, table, stream, source) for stream in dataset.streams),
-        ],
-        "annotation": [
-            _field("features", column, "sc:Text", source, text)
-            | {"equivalentProperty": "prov:wasDerivedFrom"}
-            for column, text in origins.items()
-        ],
+        **_record_set("features", text, [row_id, seconds, *streams]),
+        "annotation": annotations,
     }
 
 
@@ -230,9 +228,9 @@ def _stream_field(
     text = f"{stream['model']} in {stream['unit']}, {stream['frame_rate_hz']:g} frames/s, "
     text += f"pooled by {stream['pool']}" + (f"; {layout.field_text}" if layout.field_text else "")
     if not has_bytes(dataset, table):
-        field = _field("features", layout.name, layout.croissant_type, source, text)
+        field = _field("features", layout.name, layout.croissant_type, text, source)
         return {**field, "isArray": True, "arrayShape": f"-1,{layout.stored_width}"}
     layout = format_of(table).layout_of(stream)
     stored = layout.stored_dtype(dataset.spec["output"]["dtype"])
     text += f"; bytes of (-1, {layout.stored_width}) {stored}, little endian"
-    return _field("features", layout.name, "sc:Text", source, text)
+    return _field("features", layout.name, "sc:Text", text, source)

@@ -136,18 +136,13 @@ def require_dataset(layout: Layout) -> DatasetFile:
 
 
 def read_description(layout: Layout, rel: str) -> DatasetFile | None:
-    found = _stored_description(layout, rel)
-    return None if found is None else found[0]
-
-
-def _stored_description(layout: Layout, rel: str) -> tuple[DatasetFile, bytes] | None:
     with store_errors(layout.url()):
         try:
             content = layout.read_bytes(rel)
         except FileNotFoundError:
             return None
     try:
-        return DatasetFile.from_json(content), content
+        return DatasetFile.from_json(content)
     except OutputError as err:
         raise OutputError(f"{layout.url(rel)}: {err}") from err
 
@@ -162,10 +157,11 @@ def datasets_below(layout: Layout) -> str:
 
 def raise_version(layout: Layout) -> None:
     """Raise the layout version, so that releases that cannot read the dataset refuse it."""
-    found = _stored_description(layout, paths.DATASET_FILE)
-    if found is not None and found[0].layout_version < paths.LAYOUT_VERSION:
-        raised = replace(found[0], layout_version=paths.LAYOUT_VERSION)
-        layout.replace_own(paths.DATASET_FILE, raised.to_json().encode(), found[1])
+    seen = layout.read_bytes(paths.DATASET_FILE)
+    dataset = DatasetFile.from_json(seen)
+    if dataset.layout_version < paths.LAYOUT_VERSION:
+        raised = replace(dataset, layout_version=paths.LAYOUT_VERSION)
+        layout.replace_own(paths.DATASET_FILE, raised.to_json().encode(), seen)
 
 
 def check_same(layout: Layout, dataset: DatasetFile) -> None:
@@ -228,8 +224,6 @@ def open_dataset(
         may_write(layout)
         if layout.put_if_absent(paths.DATASET_FILE, wanted.to_json().encode()):
             return wanted
-        stored = read_dataset(layout)
-        if stored is None:
-            raise OutputError(f"{layout.url(paths.DATASET_FILE)} exists but cannot be read")
+        stored = require_dataset(layout)
     check_dataset(stored, wanted)
     return stored

@@ -1,13 +1,13 @@
 """The lock of an output, its members if drivers share it, and the shards that each member claims.
 
 `driver.json` names the driver and holds its heartbeat. A holder counts as gone when its process no
-longer exists on this machine, or after 60 s without a heartbeat (clocks of the hosts should agree
-to within that). A driver takes over under a second lock, named after the dead holder, so only one
-of several drivers succeeds.
+longer exists on this machine, or after 60 s without a heartbeat. Clocks of the hosts should agree
+to within 60 s. A driver takes over by replacing the file that it has read, so one of several
+drivers succeeds. On a store without conditional replace, the fences stop the other drivers.
 
 Drivers that share an output are its members, each with a file and a heartbeat. A driver that needs
 the output for itself is refused while a member lives, and evicts members without a sign of life.
-Shards are claimed in blocks by files that are created only if absent; the claim of a member that is
+Shards are claimed in blocks by files that are created only if absent. The claim of a member that is
 gone is superseded by the next number of its block. Claims only save work: commits are exactly once
 without them.
 
@@ -26,8 +26,6 @@ import secrets
 import socket
 import threading
 import time
-import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -162,7 +160,7 @@ def overtaken(layout: Layout, holder: LockHolder | None = None) -> OvertakenErro
     )
 
 
-class Heartbeat(ABC):
+class Heartbeat:
     """Signs of life of a run in the file that names it, until another run takes the file over."""
 
     def __init__(self, layout: Layout, name: str, holder: LockHolder, heartbeat_s: float) -> None:
@@ -170,10 +168,6 @@ class Heartbeat(ABC):
         self.fence = Fence(name, holder.run_id)
         self._done = threading.Event()
         self._lost: OvertakenError | None = None
-
-    @abstractmethod
-    def release(self) -> None:
-        """Stop the heartbeat and remove the file; safe to call again."""
 
     def __enter__(self) -> Self:
         return self
@@ -190,13 +184,17 @@ class Heartbeat(ABC):
         if self._lost is not None:
             raise self._lost
 
-    def _start(self, thread: str) -> None:
-        self._thread = threading.Thread(target=self._beat, name=thread, daemon=True)
-        self._thread.start()
-
-    def _stop(self) -> None:
+    def release(self) -> None:
+        """Stop the heartbeat and remove the file if it is still ours; safe to call again."""
         self._done.set()
         self._thread.join(self._heartbeat_s)
+        found = stored_holder(self._layout, self.fence.name)
+        if found is not None and found[0].run_id == self.holder.run_id:
+            self._layout.remove_own(self.fence.name, found[1])
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
 
     def _beat(self) -> None:
         while not self._done.wait(self._heartbeat_s):
@@ -227,47 +225,29 @@ class DriverLock(Heartbeat):
     ) -> None:
         super().__init__(layout, DRIVER_FILE, LockHolder.here(run_id, shares=shares), heartbeat_s)
         self._wait = wait
-        self._take(DRIVER_FILE)
+        self._take()
         try:
             if alone:
                 evict_crew(layout)
         except BaseException:
             self._layout.delete(DRIVER_FILE)
             raise
-        self._start("driver-lock")
+        self._start()
 
-    def release(self) -> None:
-        """Stop the heartbeat and remove the file if it is still ours; safe to call again."""
-        self._stop()
+    def _take(self) -> None:
+        """Create the lock file, or replace the file of a dead holder; LockedError if a live driver
+        has the lock."""
         found = stored_holder(self._layout, DRIVER_FILE)
-        if found is not None and found[0].run_id == self.holder.run_id:
-            self._layout.remove_own(DRIVER_FILE, found[1])
-
-    def _take(self, name: str) -> None:
-        """Get the lock of this name, or raise LockedError. A dead holder X is replaced under the
-        lock `<name>.<X>`, taken by the same function, and only if X is still the holder then."""
-        if self._layout.create_own(name, as_seen_now(self.holder)):
-            return
-        holder = read_holder(self._layout, name)
-        if holder is not None:
-            live = holder.may_live()
+        if found is not None:
+            holder, live = found[0], found[0].may_live()
             if live and holder.age_s < -STALE_S:  # a clock far ahead: it must show that it lives
                 self._wait(STALE_S)
-                live = read_holder(self._layout, name) != holder
+                live = read_holder(self._layout) != holder
             if live:
                 raise LockedError(_at_work(self._layout, holder))
-            takeover = f"{name}.{holder.run_id}"
-            self._take(takeover)
-            try:
-                now = stored_holder(self._layout, name)
-                if now is not None and now[0].run_id == holder.run_id:
-                    # Fails if another driver has taken over since the file was read.
-                    if self._layout.replace_own(name, as_seen_now(self.holder), now[1]):
-                        return
-            finally:
-                self._layout.delete(takeover)
-        # No holder is left, or another driver was faster: the driver that creates the file has it.
-        if not self._layout.create_own(name, as_seen_now(self.holder)):
+        # Fails if another driver has written the file since it was read.
+        seen = None if found is None else found[1]
+        if not self._layout.replace_own(DRIVER_FILE, as_seen_now(self.holder), seen):
             raise LockedError(f"another driver just began to work on {self._layout.url()}")
 
 
@@ -343,12 +323,10 @@ class DriverMembership(Heartbeat):
         if lock is not None and not lock.shares and lock.may_live():
             layout.delete(self.fence.name)
             raise LockedError(f"{layout.url()} is used by one driver alone ({lock}); wait for it")
-        self._start("crew")
+        self._start()
 
     def release(self) -> None:
-        """Give all claims back; safe to call again."""
-        self._stop()
-        self._layout.delete(self.fence.name)
+        super().release()
         if self._layout.is_local:
             with suppress(OSError):  # not empty: others go on
                 os.rmdir(self._layout.path(CREW))
@@ -391,7 +369,8 @@ class BlockClaims:
             return []
         self._looked = now
         self._done = committed_shards(self._layout)
-        others = self._blocks_of_others()
+        blocks = range(len(self._blocks))
+        others = [block for block in blocks if block not in self._mine and self._left(block)]
         if not others:
             return None
         self._numbers = self._claimed()
@@ -401,15 +380,6 @@ class BlockClaims:
                 self._looked = None
                 return self._left(block)
         return []
-
-    @property
-    def others(self) -> int:
-        """The number of shards that other members had at the last look."""
-        return sum(len(self._left(block)) for block in self._blocks_of_others())
-
-    def _blocks_of_others(self) -> list[int]:
-        blocks = range(len(self._blocks))
-        return [block for block in blocks if block not in self._mine and self._left(block)]
 
     def _left(self, block: int) -> list[str]:
         return [shard for shard in self._blocks[block] if shard not in self._done]
@@ -438,10 +408,6 @@ class BlockClaims:
                 block, number = map(int, parsed.groups())
                 found[block] = max(number, found.get(block, 0))
         return found
-
-
-def start_of(run_id: str) -> float:
-    return zlib.crc32(run_id.encode()) / 2**32
 
 
 def clear_claims(layout: Layout) -> None:

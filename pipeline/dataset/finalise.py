@@ -14,7 +14,9 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,17 +24,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from earmill.pipeline.common.errors import CommitError, OutputError, OvertakenError
+from earmill.pipeline.common.errors import CommitError, OvertakenError
 from earmill.pipeline.dataset.card import readme
 from earmill.pipeline.dataset.commit_record import (
-    StoredCommit,
+    CommitRecord,
+    commits,
     plan_row_of,
     reading_pool,
     some,
-    stored_commits,
 )
 from earmill.pipeline.dataset.croissant import croissant
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.lineage import lineage_of
 from earmill.pipeline.dataset.snapshot import (
@@ -49,7 +51,6 @@ from earmill.pipeline.dataset.snapshot import (
     known_snapshots,
     moments_of,
     name_of,
-    next_entry,
     put_named,
     read_current,
     read_snapshot,
@@ -72,14 +73,6 @@ WHY_FIRST, WHY_AGAIN, WHY_ADDED = "extract", "retry or repair", "add-features"
 _NAMED_PROBLEMS = 5
 
 
-@dataclass(frozen=True)
-class IndexPart:
-    """Lines of one shard in the index, and their numbers in the plan's order."""
-
-    tables: list[pa.Table]
-    order: np.ndarray
-
-
 def finalise(
     layout: Layout, add: Mapping[str, OutFile] | None = None, fence: Fence = UNFENCED
 ) -> Snapshot:
@@ -92,24 +85,21 @@ def finalise(
     """
     seen = read_if_there(layout, paths.CURRENT_FILE)
     cards_seen = {name: read_if_there(layout, name) for name in (*CARDS, paths.PROVENANCE_FILE)}
-    dataset = read_dataset(layout)
-    if dataset is None:
-        raise OutputError(f"{layout.url()} holds no dataset.json: run a job first")
+    dataset = require_dataset(layout)
     plan = read_row_ids(layout, dataset.plan_id)
-    stored = stored_commits(layout, lambda one: one)
-    _refuse_changed(layout, dataset, stored)
-    records = {shard: one.record for shard, one in stored.items()}
+    records = commits(layout)
+    _refuse_changed(layout, dataset, records)
     _refuse(commit_problems(dataset, plan, records))
 
-    def read(shard: str) -> IndexPart | list[str]:
+    def read(shard: str) -> tuple[list[str], list[pa.Table]]:
         tables = read_tables(layout, records[shard])
         problems = table_problems(tables, plan[shard])
-        return problems or index_part(tables, plan[shard], dataset.streams)
+        return problems, [] if problems else _lines(tables, plan[shard], dataset.streams)
 
     with reading_pool(layout, len(plan)) as pool:
         found = list(pool.map(read, plan))
-    _refuse([line for one in found if isinstance(one, list) for line in one])
-    index = build_index([one for one in found if isinstance(one, IndexPart)])
+    _refuse([line for problems, _ in found for line in problems])
+    index = build_index([table for _, tables in found for table in tables], plan)
     del found
     file = _store(layout, index, fence)
     made = Snapshot(
@@ -117,10 +107,10 @@ def finalise(
         plan=_read(layout, paths.plan_path(dataset.plan_id)),
         dataset=_read(layout, dataset.path),
         commits={
-            shard: CommitRef(one.record.generation, one.record.attempt, one.sha256)
-            for shard, one in stored.items()
+            shard: CommitRef(record.generation, record.attempt, record.sha256)
+            for shard, record in records.items()
         },
-        moments=moments_of(stored, dataset.streams),
+        moments=moments_of(records, dataset.streams),
     )
     made, named, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
     # Check before cards are overwritten, because they belong to the current snapshot.
@@ -213,7 +203,7 @@ def _refuse(problems: Sequence[str]) -> None:
 
 
 def _refuse_changed(
-    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
+    layout: Layout, dataset: DatasetFile, records: Mapping[str, CommitRecord]
 ) -> None:
     """Refuse to close a dataset whose files were damaged or lost since the last closing: if a
     replacing record is missing, the replaced one would count again."""
@@ -226,7 +216,7 @@ def _refuse_changed(
     changed = [
         paths.commit_path(shard, ref.generation)
         for shard, ref in before.commits.items()
-        if (one := stored.get(shard)) is not None and ref.is_lost_in(one)
+        if (record := records.get(shard)) is not None and ref.is_lost_in(record)
     ]
     plan = _read(layout, paths.plan_path(dataset.plan_id))
     if plan.path == before.plan.path and plan != before.plan:
@@ -244,11 +234,9 @@ def _refuse_changed(
 
 def _same_dataset(now: OutFile, before: OutFile, dataset: DatasetFile) -> bool:
     """Return True if they are equal but for the version, which a replacing commit raises."""
-    spelled = [
-        described(dataset.path, replace(dataset, layout_version=version).to_json().encode())
-        for version in (dataset.layout_version, *paths.READABLE_VERSIONS)
-    ]
-    return now == before or (now == spelled[0] and before in spelled)
+    versions = [replace(dataset, layout_version=number) for number in paths.READABLE_VERSIONS]
+    spelled = [described(now.path, each.to_json().encode()) for each in versions]
+    return now == before or {now, before} <= {*spelled}
 
 
 def _store(layout: Layout, index: pa.Table, fence: Fence) -> OutFile:
@@ -273,7 +261,15 @@ def _store_snapshot(
 ) -> tuple[Snapshot, OutFile, tuple[EarlierSnapshot, ...]]:
     """Write a snapshot unless it is the current one; return it, its file, and earlier snapshots."""
     known = known_snapshots(layout)
-    made = replace(made, additions={**_additions(layout, made, known), **add})
+    diff, kept = None, dict[str, OutFile]()
+    # A damaged snapshot is compared with nothing: its rows are not known any more.
+    with suppress(CommitError, OSError, pa.ArrowException):
+        if known:
+            before = read_snapshot(layout, known[-1])
+            diff = compare_snapshots(layout, before, made)
+            # Added features stay if the rows do: they would be read as features of other audio.
+            kept = {} if diff else dict(before.additions)
+    made = replace(made, additions={**kept, **add})
     again = replace(made, entry=known[-1].entry) if known else made
     if known and described(known[-1].snapshot.path, again.to_json().encode()) == known[-1].snapshot:
         made, known = again, known[:-1]
@@ -284,44 +280,46 @@ def _store_snapshot(
         why = WHY_AGAIN if known else WHY_FIRST
         if change is not None and (not known or known[-1].entry.revision != revision):
             why = change.why
-        why = WHY_ADDED if add else why
-        begun = LogEntry(why=why, revision=revision, rows_ok=good, rows_bad=len(index) - good)
-        made = replace(made, entry=next_entry(layout, made, known, begun))
+        counts = {"added": 0 if known else len(index)}
+        if diff is not None:
+            counts = {name: len(getattr(diff, name)) for name in ("added", "changed", "removed")}
+        entry = LogEntry(
+            number=1 + max((one.entry.number for one in known), default=0),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            why=WHY_ADDED if add else why,
+            revision=revision,
+            rows_ok=good,
+            rows_bad=len(index) - good,
+            **counts,
+        )
+        made = replace(made, entry=entry)
     fence.check(layout)
     return made, put_named(layout, paths.snapshot_path, made.to_json().encode()), known
-
-
-def _additions(
-    layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot]
-) -> Mapping[str, OutFile]:
-    """Return the sets beside the earlier rows, if the rows are the same: features of other audio
-    would be read as features of these rows."""
-    try:
-        before = read_snapshot(layout, known[-1]) if known else None
-        if before is None or not before.additions or compare_snapshots(layout, before, made):
-            return {}
-    except CommitError:
-        return {}  # damaged: `add-features` finds them again, and computes nothing
-    return before.additions
 
 
 def _read(layout: Layout, rel: str) -> OutFile:
     return described(rel, layout.read_bytes(rel))
 
 
-def build_index(parts: Sequence[IndexPart]) -> pa.Table:
-    tables = [table for part in parts for table in part.tables]
-    whole = pa.concat_tables(_same_extras(tables), promote_options="default").combine_chunks()
-    starts = np.cumsum([0, *(len(part.order) for part in parts)])
-    order = np.concatenate([part.order + at for part, at in zip(parts, starts, strict=False)])
+def build_index(lines: Sequence[pa.Table], plan: Mapping[str, Sequence[str]]) -> pa.Table:
+    """Return the lines of all shards in the order of the plan, then by channel and row id."""
+    whole = pa.concat_tables(_same_extras(lines), promote_options="default").combine_chunks()
+    planned = pa.array(chain.from_iterable(plan.values()), pa.string())
+    keys = {
+        "position": pc.index_in(whole["plan_row_id"], planned),
+        "channel": pc.fill_null(whole["channel"], -1),  # a bad row has no channel
+        "row_id": whole["row_id"],
+    }
+    by = [(key, "ascending") for key in keys]
+    order = np.asarray(pc.sort_indices(pa.table(keys), sort_keys=by))
     if not np.array_equal(order, np.arange(len(order))):
         whole = whole.take(order)
     return whole.replace_schema_metadata(None)
 
 
-def index_part(
+def _lines(
     shard: ShardTables, plan_rows: Sequence[str], streams: Sequence[Mapping[str, Any]]
-) -> IndexPart:
+) -> list[pa.Table]:
     """Return the lines of one shard; cells that a quarantined row does not have are null."""
     tables = [_good_lines(shard, streams)]
     if (bad := shard.bad) is not None:
@@ -329,29 +327,31 @@ def index_part(
         kept = ("row_id", "uri", "stage", "error_class", "message", "attempts")
         columns = {
             "plan_row_id": pa.array([plan_row_of(k, planned) for k in row_ids], pa.string()),
-            "shard": pa.array([shard.record.shard] * bad.num_rows, pa.string()),
-            "status": pa.array([STATUS_BAD] * bad.num_rows, pa.string()),
+            "shard": pa.repeat(shard.record.shard, bad.num_rows),
+            "status": pa.repeat(STATUS_BAD, bad.num_rows),
         }
         tables.append(pa.table(columns | {name: bad.column(name) for name in kept}))
-    return IndexPart(tables, _plan_order(tables, plan_rows))
+    return tables
 
 
 def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
-    rows = shard.rows
-    columns = {name: rows.column(name) for name in ("row_id", "plan_row_id", "channel")}
-    columns["shard"] = pa.array([shard.record.shard] * rows.num_rows, pa.string())
-    columns["row"] = pa.array(np.arange(rows.num_rows))
-    shown = ("seconds", "uri", *(name for name in VARIANT_COLUMNS if name in rows.column_names))
-    columns |= {name: rows.column(name) for name in shown}
-    for stream in streams:
-        for name in columns_of(stream):
-            columns[name] = rows.column(name)
-    columns["status"] = pa.array([STATUS_OK] * rows.num_rows, pa.string())
-    nothing = pa.nulls(rows.num_rows, pa.string())
-    columns |= {"stage": nothing, "error_class": nothing, "message": nothing}
-    columns["attempts"] = pa.nulls(rows.num_rows, pa.int64())
-    columns |= {n: rows.column(n) for n in rows.column_names if n.startswith(EXTRA_PREFIX)}
-    return pa.table(columns)
+    rows, n = shard.rows, shard.rows.num_rows
+    variants = [name for name in VARIANT_COLUMNS if name in rows.column_names]
+    places = [name for stream in streams for name in columns_of(stream)]
+    extras = [name for name in rows.column_names if name.startswith(EXTRA_PREFIX)]
+
+    def kept(*names: str) -> dict[str, pa.ChunkedArray]:
+        return {name: rows.column(name) for name in names}
+
+    return pa.table(
+        kept("row_id", "plan_row_id", "channel")
+        | {"shard": pa.repeat(shard.record.shard, n), "row": pa.array(np.arange(n))}
+        | kept("seconds", "uri", *variants, *places)
+        | {"status": pa.repeat(STATUS_OK, n)}
+        | dict.fromkeys(("stage", "error_class", "message"), pa.nulls(n, pa.string()))
+        | {"attempts": pa.nulls(n, pa.int64())}
+        | kept(*extras)
+    )
 
 
 def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
@@ -370,19 +370,3 @@ def _same_extras(parts: Sequence[pa.Table]) -> list[pa.Table]:
         schema = pa.schema([common.get(column.name, column) for column in part.schema])
         same.append(part.cast(schema) if part.num_rows else schema.empty_table())
     return same
-
-
-def _plan_order(tables: Sequence[pa.Table], plan_rows: Sequence[str]) -> np.ndarray:
-    """Return row numbers that sort by plan position, then by channel and name."""
-    names = ("row_id", "plan_row_id", "channel")  # a bad row has no channel
-    rows = pa.concat_tables(
-        [table.select([name for name in names if name in table.column_names]) for table in tables],
-        promote_options="default",
-    )
-    keys = {
-        "position": pc.index_in(rows["plan_row_id"], pa.array(plan_rows, pa.string())),
-        "channel": pc.fill_null(rows["channel"], -1),
-        "row_id": rows["row_id"],
-    }
-    by = [(key, "ascending") for key in keys]
-    return np.asarray(pc.sort_indices(pa.table(keys), sort_keys=by)).astype(np.int64)

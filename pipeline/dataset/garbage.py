@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from operator import itemgetter
 
 from earmill.pipeline.common.text import Shown, bytes_text
 from earmill.pipeline.dataset.commit_record import all_generations, read_commit
@@ -35,8 +34,8 @@ from earmill.pipeline.storage.backend import Entry
 from earmill.pipeline.storage.layout import Layout
 
 GRACE_S = 24 * 3600.0
-# A hidden file or folder, and the lock of a driver that takes over. Additions are skipped, because
-# they are datasets of their own.
+# A hidden file or folder, and the second lock with which earlier releases took over. Additions are
+# skipped, because they are datasets of their own.
 _UNFINISHED = re.compile(r"(?!additions/)(?:[^/.][^/]*/)*\.[^/]+|driver\.json\.[^/]+")
 # A part of any format, installed here or not: its path, shard and attempt.
 _PART = re.compile(r"(?:data|rows|quarantine)/([0-9]{5,})-([0-9a-f]{8})\.[^/]+")
@@ -61,7 +60,6 @@ class Collected(Shown):
     young: int
 
     def shown(self) -> dict[str, str]:
-        """Return what goes and what stays, in words."""
         return {
             "snapshots": f"{len(self.snapshots):,}",
             "files": f"{self.files:,}, {bytes_text(self.bytes)}",
@@ -76,7 +74,6 @@ def collect_garbage(
     older_than: timedelta | None = None,
     grace_s: float = GRACE_S,
     dry_run: bool = False,
-    now_s: float | None = None,
 ) -> Collected:
     """Remove files that no snapshot names, and snapshots on request; the current one always stays.
 
@@ -92,7 +89,7 @@ def collect_garbage(
         raise ValueError(f"expected to keep at least 1 snapshot, got {keep}")
     require_dataset(layout)
     require_current(layout)
-    now = time.time() if now_s is None else now_s
+    now = time.time()
     with held(layout) as fence:
         # Read with the lock: another command may have changed the dataset before.
         dataset, current = require_dataset(layout), require_current(layout)
@@ -176,10 +173,10 @@ def _unnamed(
             # A foreign file in a committed store must not take the store with it.
             elif part is not None and part[1] in known and part[0] not in committed:
                 parts[part[0]].append(entries[name])
-        yield from sorted(parts.items(), key=itemgetter(0))
-    # Unfinished parts of processes that are gone, and locks of takeovers.
+        yield from sorted(parts.items())
+    # Unfinished parts of processes that are gone, and second locks of earlier releases.
     unfinished = defaultdict[str, list[Entry]](list)
     for name, entry in layout.everything().items():
         if (found := _UNFINISHED.match(name)) is not None:
             unfinished[found[0]].append(entry)
-    yield from sorted(unfinished.items(), key=itemgetter(0))
+    yield from sorted(unfinished.items())

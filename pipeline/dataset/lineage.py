@@ -8,7 +8,7 @@ of earmill that computed its rows are its agents. Ids are relative to the datase
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
@@ -51,6 +51,7 @@ def lineage_of(
 ) -> Node:
     """Return the document of earlier snapshots, the oldest first, and of the snapshot `now`."""
     known = _known_software(layout)
+    # Releases of earmill that computed the rows of a snapshot, by its path.
     software = {now.snapshot.path: _software(records)}
     for one in past:
         path = one.snapshot.path
@@ -60,22 +61,11 @@ def lineage_of(
                 refs = read_snapshot(layout, one).commits.items()
                 found = [read_commit(layout, shard, ref.generation) for shard, ref in refs]
                 software[path] = _software(record for record in found if record is not None)
-    begun: dict[int, str | None] = {0: dataset.created}
+    begun: dict[int, str | None] = {0: dataset.created}  # By number of the revision.
     for number in {one.entry.revision for one in past if one.entry.revision}:
         revision = read_description(layout, paths.revision_path(number))
         begun[number] = revision.change.created if revision and revision.change else None
     begun[now.entry.revision] = dataset.change.created if dataset.change else dataset.created
-    return provenance(dataset, [*past, now], software, begun)
-
-
-def provenance(
-    dataset: DatasetFile,
-    snapshots: Sequence[EarlierSnapshot],
-    software: Mapping[str, Sequence[str]],
-    begun: Mapping[int, str | None],
-) -> Node:
-    """Build the document of snapshots, the oldest first, from the releases of earmill that computed
-    each one's rows (`software`, by path) and the time at which each revision was begun."""
     versions, git = dataset.provenance.get("versions") or {}, dataset.provenance.get("git") or {}
     nodes = _things(dataset)
     for version in sorted({version for found in software.values() for version in found}):
@@ -91,11 +81,11 @@ def provenance(
             }
         )
     before: EarlierSnapshot | None = None
-    for one in snapshots:
+    for one in (*past, now):
         nodes.append(_snapshot(one, before))
         first = before is None or before.entry.revision != one.entry.revision
         start = begun.get(one.entry.revision) if first else None
-        nodes.append(_run(dataset, one, software.get(one.snapshot.path, ()), start))
+        nodes.append(_run(dataset, one, software[one.snapshot.path], start))
         before = one
     return {"@context": CONTEXT, "@graph": nodes}
 

@@ -31,7 +31,6 @@ from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageE
 from earmill.pipeline.dataset.commit_record import (
     BAD_BY_CLASS,
     CommitRecord,
-    generations,
     plan_row_of,
     read_commit,
     row_problems,
@@ -69,17 +68,15 @@ def check_replacement(
     layout: Layout, shard_id: str, generation: int, rows: Sequence[FeatureRow]
 ) -> str | None:
     """Refuse rows that lose good rows or audio of the record they replace; return its attempt."""
-    if generation - 1 not in generations(layout).get(shard_id, ()):
+    try:
+        before = read_commit(layout, shard_id, generation - 1)
+    except CommitError:
+        return None  # the record is damaged
+    if before is None:
         raise CommitError(
             f"expected {paths.commit_path(shard_id, generation - 1)}, which this attempt "
             "replaces, got none; run `earmill extract` with --resume"
         )
-    try:
-        before = read_commit(layout, shard_id, generation - 1)
-    except CommitError:
-        before = None
-    if before is None:
-        return None
     try:
         table = read_table(layout, str(before.path("rows")), ["row_id", AUDIO])
         audio = dict(zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True))
@@ -348,20 +345,16 @@ class _Shard:
             except OvertakenError:
                 self._discard()
                 raise
-            created_now = self.layout.put_if_absent(name, text.encode())
-        if created_now:
-            try:
-                self.fence.check(self.layout)
-            except OvertakenError:
-                self._take_back(record)
-                raise
-            return True
-        # A PUT whose answer got lost is repeated by the client and then refused by its own effect.
-        winner = read_commit(self.layout, self.shard_id, record.generation)
-        if winner is not None and winner.attempt == self.attempt:
-            return True
-        self._discard()
-        return False
+            created_now = self.layout.create_own(name, text.encode())
+        if not created_now:
+            self._discard()
+            return False
+        try:
+            self.fence.check(self.layout)
+        except OvertakenError:
+            self._take_back(record)
+            raise
+        return True
 
     def _take_back(self, record: CommitRecord) -> None:
         """Delete the record of an overtaken run, unless its files are whole and the dataset is the

@@ -19,7 +19,6 @@ from earmill.pipeline.dataset.description import (
     Change,
     DatasetFile,
     raise_version,
-    read_dataset,
     require_dataset,
 )
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held, overtaken
@@ -141,9 +140,9 @@ def restate_licenses(
 ) -> bool:
     """Close a finished dataset again with other licences; return False if they are the same.
     Licences that `wanted` lacks stay. Call this with the driver's lock."""
-    dataset = read_dataset(layout)
-    licenses = {**dataset.licenses, **wanted} if dataset is not None else {}
-    if dataset is None or licenses == dict(dataset.licenses):
+    dataset = require_dataset(layout)
+    licenses = {**dataset.licenses, **wanted}
+    if licenses == dict(dataset.licenses):
         return False
     plan = Plan.read(layout, dataset.plan_id)
     begin_revision(

@@ -20,12 +20,10 @@ from datetime import UTC, date, datetime
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, OutputError
 from earmill.pipeline.common.text import Shown
 from earmill.pipeline.dataset.commit_record import (
-    StoredCommit,
+    CommitRecord,
     parsed_json,
     read_commit,
     reading_pool,
@@ -66,13 +64,12 @@ class CommitRef(Strict):
     attempt: str
     sha256: str
 
-    def is_lost_in(self, stored: StoredCommit) -> bool:
+    def is_lost_in(self, now: CommitRecord) -> bool:
         """Return True if the current record is this one damaged, or an older generation."""
-        now = stored.record
         if now.generation < self.generation:
             return True
         same = (now.generation, now.attempt) == (self.generation, self.attempt)
-        return same and stored.sha256 != self.sha256
+        return same and now.sha256 != self.sha256
 
 
 @dataclass(frozen=True)
@@ -184,9 +181,9 @@ def require_current(layout: Layout) -> Current:
 
 
 def moments_of(
-    stored: Mapping[str, StoredCommit], streams: Sequence[Mapping[str, Any]]
+    records: Mapping[str, CommitRecord], streams: Sequence[Mapping[str, Any]]
 ) -> dict[str, StoredMoments]:
-    return dataset_moments([one.record.moments for _, one in sorted(stored.items())], streams)
+    return dataset_moments([record.moments for _, record in sorted(records.items())], streams)
 
 
 def described(path: str, content: bytes) -> OutFile:
@@ -288,7 +285,6 @@ class SnapshotDiff(Shown):
         return bool(self.states)
 
     def shown(self) -> dict[str, str]:
-        """Return how many rows differ, in words."""
         return {
             "snapshots": f"{self.before.number} to {self.after.number}",
             "added": f"{len(self.added):,}",
@@ -325,24 +321,6 @@ def diff(layout: Layout, before: Which, after: Which = CURRENT) -> SnapshotDiff:
     found = (find_snapshot(layout, before), find_snapshot(layout, after))
     old, new = (replace(read_snapshot(layout, past), entry=past.entry) for past in found)
     return compare_snapshots(layout, old, new)
-
-
-def next_entry(
-    layout: Layout, made: Snapshot, known: Sequence[EarlierSnapshot], begun: LogEntry
-) -> LogEntry:
-    """Complete the log entry of a snapshot that is about to count: number, time, changed rows."""
-    number = max((one.entry.number for one in known), default=0) + 1
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    entry = replace(begun, number=number, created=created)
-    if not known:
-        return replace(entry, added=entry.rows_ok + entry.rows_bad)
-    try:
-        found = compare_snapshots(layout, read_snapshot(layout, known[-1]), made)
-    except (CommitError, OSError, pa.ArrowException):
-        return entry  # damaged: its rows are not known any more
-    return replace(
-        entry, added=len(found.added), changed=len(found.changed), removed=len(found.removed)
-    )
 
 
 def known_snapshots(layout: Layout) -> tuple[EarlierSnapshot, ...]:

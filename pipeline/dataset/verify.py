@@ -24,8 +24,7 @@ from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, audio, bytes_text, few
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
-    StoredCommit,
-    read_stored,
+    read_commit,
     row_problems,
     some,
 )
@@ -88,7 +87,6 @@ class Report(Shown):
         return not self.problems
 
     def shown(self) -> dict[str, str]:
-        """Return what was found, in words."""
         found = "whole" if self.ok else f"{len(self.problems):,} problems: {few(self.problems)}"
         return {
             "found": f"{found} ({'sha256 of every file' if self.hashed else 'sizes alone'})",
@@ -203,8 +201,7 @@ class _Check:
         except (CommitError, OSError, ValueError, KeyError, pa.ArrowException) as err:
             is_readable = False
             self.problems.append(f"plan {plan_id} cannot be read: {type(err).__name__}: {err}")
-        stored, replaced = self._read_commits()
-        records = {shard: one.record for shard, one in stored.items()}
+        records, replaced = self._read_commits()
         if is_readable:
             self.problems += commit_problems(self._dataset, plan, records)
             self.damaged |= {k for k, one in records.items() if _foreign(self._dataset, k, one)}
@@ -227,7 +224,7 @@ class _Check:
         shards = self._pool.map(lambda one: self._table_problems(one, plan), records.values())
         for shard, lines in zip(records, shards, strict=True):
             self._add(shard, lines)
-        self._check_closing(stored)
+        self._check_closing(records)
         known = {file.path for _, file in named}
         old = {file.path for record in replaced for file in record.files} & set(present) - known
         return Report(
@@ -251,7 +248,7 @@ class _Check:
             self.damaged.add(shard)
             self.problems += lines
 
-    def _read_commits(self) -> tuple[dict[str, StoredCommit], list[CommitRecord]]:
+    def _read_commits(self) -> tuple[dict[str, CommitRecord], list[CommitRecord]]:
         """Return the current records and the replaced ones; any other file is a problem."""
         names = self._layout.list("commits")
         parsed = {name: paths.parse_commit_path(name) for name in names}
@@ -264,21 +261,21 @@ class _Check:
             if newest.get(shard) != -1:
                 newest[shard] = max(generation, newest.get(shard, 0))
 
-        def read(key: tuple[str, int]) -> StoredCommit | str | None:
+        def read(key: tuple[str, int]) -> CommitRecord | str | None:
             try:
-                return read_stored(self._layout, *key)
+                return read_commit(self._layout, *key)
             except CommitError as err:
                 return str(err)
 
-        counted: dict[str, StoredCommit] = {}
+        counted: dict[str, CommitRecord] = {}
         replaced: list[CommitRecord] = []
         for (shard, generation), one in zip(
             good.values(), self._pool.map(read, good.values()), strict=True
         ):
-            if isinstance(one, StoredCommit) and generation == newest[shard]:
+            if isinstance(one, CommitRecord) and generation == newest[shard]:
                 counted[shard] = one
-            elif isinstance(one, StoredCommit):
-                replaced.append(one.record)
+            elif isinstance(one, CommitRecord):
+                replaced.append(one)
             elif one is not None and generation == newest[shard]:
                 problems.append(one)
                 self.damaged.add(shard)
@@ -310,7 +307,7 @@ class _Check:
         except CommitError as err:
             return [str(err)]
 
-    def _check_closing(self, stored: Mapping[str, StoredCommit]) -> None:
+    def _check_closing(self, records: Mapping[str, CommitRecord]) -> None:
         layout, found = self._layout, list[str]()
         try:
             current = read_current(layout)
@@ -321,7 +318,7 @@ class _Check:
                 if name_of(layout.read_bytes(name)) != PurePosixPath(name).stem
             ]
             if current is None:
-                self.problems += found + _not_closed(layout, self._dataset, stored)
+                self.problems += found + _not_closed(layout, self._dataset, records)
                 return
             for card in current.cards:
                 found += _changed(layout, card)
@@ -335,34 +332,36 @@ class _Check:
             return
         for file in (snapshot.dataset, snapshot.plan, snapshot.index):
             found += _changed(layout, file)
-        found += self._compare_commits(snapshot, stored)
-        if not found and snapshot.moments != moments_of(stored, self._dataset.streams):
+        found += self._compare_commits(snapshot, records)
+        if not found and snapshot.moments != moments_of(records, self._dataset.streams):
             found.append(
                 f"{current.snapshot.path}: its statistics are not those of the commits; "
                 f"{CLOSE_AGAIN}"
             )
         self.problems += found
 
-    def _compare_commits(self, snapshot: Snapshot, stored: Mapping[str, StoredCommit]) -> list[str]:
+    def _compare_commits(
+        self, snapshot: Snapshot, records: Mapping[str, CommitRecord]
+    ) -> list[str]:
         found = []
         for shard, ref in snapshot.commits.items():
-            one = stored.get(shard)
-            if one is None:
+            record = records.get(shard)
+            if record is None:
                 continue  # reported as missing or unreadable
-            name = paths.commit_path(shard, one.record.generation)
-            if ref.is_lost_in(one):
+            name = paths.commit_path(shard, record.generation)
+            if ref.is_lost_in(record):
                 self.damaged.add(shard)
                 found.append(
                     f"{name}: content changed since the dataset was closed"
-                    if one.record.generation == ref.generation
+                    if record.generation == ref.generation
                     else f"{paths.commit_path(shard, ref.generation)}: missing, it replaced {name}"
                 )
-            elif (one.record.generation, one.record.attempt) != (ref.generation, ref.attempt):
+            elif (record.generation, record.attempt) != (ref.generation, ref.attempt):
                 found.append(
-                    f"{name}: attempt {one.record.attempt}, but the index was made of attempt "
+                    f"{name}: attempt {record.attempt}, but the index was made of attempt "
                     f"{ref.attempt}; {CLOSE_AGAIN}"
                 )
-        if extra := sorted(set(stored) - set(snapshot.commits)):
+        if extra := sorted(set(records) - set(snapshot.commits)):
             found.append(
                 f"{paths.CURRENT_FILE}: the index lacks {len(extra)} committed shards, "
                 f"{extra[0]} first; {CLOSE_AGAIN}"
@@ -379,7 +378,7 @@ def _changed(layout: Layout, file: OutFile) -> list[str]:
 
 
 def _not_closed(
-    layout: Layout, dataset: DatasetFile, stored: Mapping[str, StoredCommit]
+    layout: Layout, dataset: DatasetFile, records: Mapping[str, CommitRecord]
 ) -> list[str]:
     indexes = layout.list("index")
     cards = [name for name in CARDS if layout.exists(name)]
@@ -392,7 +391,7 @@ def _not_closed(
     found = [f"{name}: missing; {CLOSE_AGAIN}" for name in CARDS if name not in cards]
     if len(indexes) > 1:
         found.append(f"{len(indexes)} index files and nothing says which one counts; {CLOSE_AGAIN}")
-    rows = sum(one.record.rows_ok + one.record.rows_bad for one in stored.values())
+    rows = sum(record.rows_ok + record.rows_bad for record in records.values())
     for name in indexes:
         with suppress(OSError, ValueError, pa.ArrowException):  # reported by its name
             held = read_table(layout, name, ["row_id"]).num_rows

@@ -233,7 +233,6 @@ class JobFinished(Shown, Event, kind="summary"):
     cpu_s: dict[str, float] = field(default_factory=dict)
 
     def shown(self) -> dict[str, str]:
-        """Return how the run ended, in words."""
         reasons = ", ".join(f"{name} {count:,}" for name, count in self.bad_by_class.items())
         failed = {"shards that failed": f"{self.shards_failed:,}"} if self.shards_failed else {}
         return {

@@ -11,8 +11,6 @@ from itertools import cycle, islice, zip_longest
 from earmill.pipeline.common.errors import DeviceError, SpecError
 from earmill.pipeline.spec.job import RunSpec
 
-CPUS_RESERVED = 0.001  # Enough for Ray to count the worker, too little to ever fill a node.
-
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -25,7 +23,6 @@ class Node:
 class Placement:
     node_id: str  # Empty for any node.
     threads: int
-    num_cpus: float  # CPUs that Ray reserves for it.
     num_gpus: float = 0.0  # Share of a GPU that it computes on.
     device: str = "cpu"  # Its `run.device`.
 
@@ -46,7 +43,6 @@ def place_workers(nodes: Sequence[Node], run: RunSpec, *, at_most: int) -> list[
         Placement(
             node_id=node.node_id,
             threads=run.threads_per_worker or max(1, node.cpus // sharing[node.node_id]),
-            num_cpus=CPUS_RESERVED,
             num_gpus=run.gpus_wanted if node.node_id in with_gpus else 0.0,
             device=run.device if node.node_id in with_gpus else "cpu",
         )

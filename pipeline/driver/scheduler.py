@@ -78,11 +78,10 @@ class CpuAccount:
             self._of_workers[worker] = cpu_s
 
     def seconds(self) -> dict[str, float]:
-        spent = dict[str, float]()
-        for of_worker in self._of_workers.values():
-            for part, seconds in of_worker.items():
-                spent[part] = spent.get(part, 0.0) + seconds
-        spent[DRIVER] = time.process_time() - self._driver_before_s
+        of_workers = Counter[str]()
+        for cpu_s in self._of_workers.values():
+            of_workers.update(cpu_s)
+        spent = {**of_workers, DRIVER: time.process_time() - self._driver_before_s}
         now_s = time.monotonic()
         cores_s = sum(
             slot.info.threads * max(0.0, min(now_s, slot.left_s) - max(self._began_s, slot.came_s))

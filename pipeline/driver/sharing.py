@@ -4,9 +4,8 @@ holds the lock only to make the plan and to write the index, and works on shards
 from __future__ import annotations
 
 import os
-import threading
+import random
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import SLURM_ARRAY, RunSpec
 from earmill.pipeline.storage.layout import Layout
 
-POLL_S = 0.5
+CLAIM_S = 0.5  # Longest time that a turn of the driver loop claims shards.
 TURN_S = 2.0  # Pause while another driver makes the plan or writes the index, in seconds.
 # Variables in which batch systems name the task of an array, and the number of tasks.
 ARRAYS = (
@@ -43,18 +42,18 @@ class SharingPolicy:
     joins: bool = False  # Work beside other drivers.
     stays: bool = True  # Wait for the shards of others.
     works: bool = True  # Process shards; False only closes.
-    start: float | None = 0.0  # First shard, as a fraction of the plan; None draws one.
+    start: float = 0.0  # First shard, as a fraction of the plan.
 
 
 def sharing_of(run: RunSpec, *, join: bool, finish: bool) -> SharingPolicy:
     if run.executor == SLURM_ARRAY or run.array is not None:
         return SharingPolicy(joins=True, stays=join, works=not finish, start=_array_start(run))
     if join or finish:
-        return SharingPolicy(joins=True, works=not finish, start=None)
+        return SharingPolicy(joins=True, works=not finish, start=random.random())
     return SharingPolicy()
 
 
-def _array_start(run: RunSpec) -> float | None:
+def _array_start(run: RunSpec) -> float:
     if run.array is not None:
         index, count = map(int, run.array.split("/"))
         return index % count / count
@@ -62,7 +61,7 @@ def _array_start(run: RunSpec) -> float | None:
         with suppress(KeyError, ValueError, ZeroDivisionError):
             count = int(os.environ[count_name])
             return int(os.environ[index_name]) % count / count
-    return None
+    return random.random()
 
 
 @contextmanager
@@ -119,64 +118,26 @@ def close(
                 restate_licenses(layout, licenses, lock.fence)
             break
     fence.check(layout)
-    # Also if another driver closed the dataset: that driver may have been killed before it cleared
-    # the claims, and drivers that do not know of the end go on claiming.
+    # Another driver that closed the dataset may have been killed before it cleared the claims.
     clear_claims(layout)
 
 
-class ShardClaims:
-    """Shards for a ledger, claimed in a thread: `ahead` are held here and pending in the ledger."""
-
-    def __init__(
-        self, claims: BlockClaims, shards: Mapping[str, Shard], *, ahead: int, stays: bool
-    ) -> None:
-        self._claims, self._shards, self._stays = claims, shards, stays
-        self._ahead = ahead
-        self._claimed: deque[str] = deque()
-        self._error: Exception | None = None
-        self._ended, self._over = threading.Event(), threading.Event()
-        self._taken = threading.Condition()
-        self._thread = threading.Thread(target=self._claim, name="claims", daemon=True)
-
-    def __enter__(self) -> ShardClaims:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._ended.set()
-        with self._taken:
-            self._taken.notify_all()
-        self._thread.join()
-
-    def feed(self, ledger: ShardLedger) -> None:
-        """Add claimed shards to the ledger while it has room; raise the error of a failed claim."""
-        is_over = self._over.is_set()
-        if self._error is not None:
-            raise self._error
-        with self._taken:
-            while self._claimed and ledger.pending < self._ahead:
-                ledger.add(self._shards[self._claimed.popleft()])
-            self._taken.notify_all()
-        ledger.more_to_come = bool(self._claimed) or not is_over
-
-    def widen(self, ahead: int) -> None:
-        self._ahead = max(self._ahead, ahead)
-
-    def _claim(self) -> None:
-        try:
-            while not self._ended.is_set():
-                with self._taken:
-                    if len(self._claimed) >= self._ahead:
-                        self._taken.wait(POLL_S)
-                        continue
-                found = self._claims.next()
-                if found is None or not (found or self._stays):
-                    return
-                with self._taken:
-                    self._claimed.extend(name for name in found if name in self._shards)
-                if not found:
-                    self._ended.wait(POLL_S)
-        except Exception as error:  # raised in the driver's thread
-            self._error = error
-        finally:
-            self._over.set()
+def claim_ahead(
+    claims: BlockClaims,
+    shards: Mapping[str, Shard],
+    ledger: ShardLedger,
+    *,
+    ahead: int,
+    stays: bool,
+) -> None:
+    """Claim shards until `ahead` are pending in the ledger; called at every turn of the driver
+    loop. The ledger's `more_to_come` turns false when nothing is left to claim."""
+    until = time.monotonic() + CLAIM_S
+    while ledger.more_to_come and ledger.pending < ahead and time.monotonic() < until:
+        found = claims.next()
+        for name in found or ():
+            if name in shards:
+                ledger.add(shards[name])
+        if not found:  # other members have the rest, or nothing is left
+            ledger.more_to_come = found is not None and stays
+            return

@@ -141,16 +141,13 @@ class Collector:
 
 @contextmanager
 def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
-    """Show the metrics for the time of the block at HOST:PORT, or in a text file, whose path may
-    have `{pid}` and `{host}`; yield a sentence with the place."""
+    """Show the metrics for the time of the block, and yield a sentence with the place. The place is
+    HOST:PORT, or a text file, whose path may have `{pid}` and `{host}`."""
     with needed_modules("run.metrics"):
         import prometheus_client  # noqa: F401
-    if where.endswith(TEXT_FILE):
-        with _text_file(figures, where) as path:
-            yield f"metrics are written to {path}"
-    else:
-        with _endpoint(figures, where) as address:
-            yield f"metrics are at http://{address}/metrics"
+    show = _text_file if where.endswith(TEXT_FILE) else _endpoint
+    with show(figures, where) as place:
+        yield f"metrics are {place}"
 
 
 @contextmanager
@@ -168,7 +165,7 @@ def _endpoint(figures: RunMetrics, where: str) -> Iterator[str]:
             "another driver on this machine may: give each its own port, or port 0"
         ) from error
     try:
-        yield f"{host}:{server.server_address[1]}"
+        yield f"at http://{host}:{server.server_address[1]}/metrics"
     finally:
         server.shutdown()
         server.server_close()
@@ -202,7 +199,7 @@ def _text_file(figures: RunMetrics, where: str) -> Iterator[str]:
     thread = threading.Thread(target=keep_writing, name="metrics", daemon=True)
     thread.start()
     try:
-        yield path
+        yield f"written to {path}"
     finally:
         over.set()
         thread.join()

@@ -21,13 +21,14 @@ from earmill.pipeline.common.errors import CommitError, HubError, OutputError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, bytes_text
 from earmill.pipeline.dataset.commit_record import commits
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.snapshot import (
     Current,
     LogEntry,
     described,
     read_current,
     read_snapshot,
+    require_current,
 )
 from earmill.pipeline.dataset.verify import Report, verify
 from earmill.pipeline.formats.rows import OutFile
@@ -75,12 +76,7 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
         return report
 
     report = whole(layout)
-    dataset, current = read_dataset(layout), read_current(layout)
-    if dataset is None or current is None:
-        raise OutputError(
-            f"{layout.url()}: expected a finished dataset, got one that was not closed; run "
-            "`earmill extract` with --resume, which closes it"
-        )
+    dataset, current = require_dataset(layout), require_current(layout)
     for name in read_snapshot(layout, current).additions:
         whole(layout.below(addition_path(name)))
     files = {file.path: file for file in _files(layout, current)}
@@ -100,9 +96,9 @@ def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
         yield small(DATASET_FILE)
     plan_id = snapshot.plan.path.removeprefix("plan/").removesuffix(".parquet")
     yield from map(small, layout.list(f"plan/{plan_id}"))
-    dataset = read_dataset(layout)
-    if dataset is not None and dataset.change is not None and dataset.change.carried is not None:
-        yield dataset.change.carried
+    change = require_dataset(layout).change
+    if change is not None and change.carried is not None:
+        yield change.carried
     sizes = layout.sizes("commits")
     for shard, ref in snapshot.commits.items():
         path = commit_path(shard, ref.generation)

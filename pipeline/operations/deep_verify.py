@@ -69,7 +69,6 @@ class DeepReport(Shown):
         return not self.problems
 
     def shown(self) -> dict[str, str]:
-        """Return what was found, in words."""
         return {
             "computed again": f"{self.rows:,} rows, seed {self.seed}",
             "equal bit for bit": f"{self.equal:,}",

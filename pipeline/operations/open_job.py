@@ -90,16 +90,13 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
 def other_audio(old: Item, new: Item) -> bool:
     """Return True if the audio or its reference recording may have changed, by place, span, variant
     and tag. Without a tag, size and time decide."""
-    if (old.uri, old.start_s, old.end_s) != (new.uri, new.start_s, new.end_s):
-        return True
-    if old.variant != new.variant:
+    places = [(item.uri, item.start_s, item.end_s, item.variant) for item in (old, new)]
+    if places[0] != places[1] or _other_file(old, new):
         return True
     if old.reference is None or new.reference is None:
-        other_reference = old.reference is not new.reference
-    else:
-        is_moved = old.reference.uri != new.reference.uri
-        other_reference = is_moved or _other_file(old.reference, new.reference)
-    return other_reference or _other_file(old, new)
+        return old.reference is not new.reference
+    is_moved = old.reference.uri != new.reference.uri
+    return is_moved or _other_file(old.reference, new.reference)
 
 
 def other_features(old: Item, new: Item, columns: Sequence[str]) -> bool:

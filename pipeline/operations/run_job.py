@@ -24,17 +24,16 @@ from earmill.pipeline.dataset.driver_lock import (
     DriverMembership,
     Heartbeat,
     overtaken,
-    start_of,
 )
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.snapshot import STATUS_BAD, current_index, read_current
+from earmill.pipeline.dataset.snapshot import read_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import Session, WorkerRequest, executor_of
 from earmill.pipeline.driver.placement import cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
-from earmill.pipeline.driver.sharing import ShardClaims, SharingPolicy, close, opening, sharing_of
+from earmill.pipeline.driver.sharing import SharingPolicy, claim_ahead, close, opening, sharing_of
 from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats
@@ -52,7 +51,6 @@ from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import built_models, check_references_used
-from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import clear_scratch
 from earmill.pipeline.worker.launches import shards_in_flight
@@ -103,7 +101,8 @@ def summarise(
     by_class: dict[str, int] = {}
     if len(records) == shards:
         status, exit_code = "done" if result.done or closed else "nothing_to_do", EXIT_DONE
-        by_class = _bad_by_class(layout) if bad else {}
+        counted = sum((Counter(record.bad_by_class) for record in records), Counter[str]())
+        by_class = dict(counted.most_common())
         message = _complete_message(result, layout, ok, bad, by_class, closed)
         message += f"; {skipped}" if skipped else ""
         if bad > max_bad_fraction * (ok + bad):
@@ -162,15 +161,6 @@ def _complete_message(
     speed = result.seconds / result.worked_s if result.worked_s else 0.0
     took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
     return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
-
-
-def _bad_by_class(layout: Layout) -> dict[str, int]:
-    name = current_index(layout)
-    if name is None:
-        return {}
-    table = read_table(layout, name, ["status", "error_class"])
-    rows = zip(table["status"].to_pylist(), table["error_class"].to_pylist(), strict=True)
-    return dict(Counter(reason for status, reason in rows if status == STATUS_BAD).most_common())
 
 
 def run_job(
@@ -332,18 +322,17 @@ class Run:
         shared = None if self.again is not None else self._shared(stack, job, lease)
         stack.callback(_clear, job)
         session = stack.enter_context(self.executor.session(self.spec.run, self.tell))
-        return self.scheduler(job, session, stack, lease, shared).run()
+        return self.scheduler(job, session, lease, shared).run()
 
     def scheduler(
         self,
         job: OpenJob,
         session: Session,
-        stack: ExitStack,
         lease: Heartbeat | None,
         shared: BlockClaims | None,
     ) -> Scheduler:
         """Return the scheduler of the pending shards, with a worker for each place."""
-        run, nodes = self.spec.run, session.nodes()
+        run, nodes = self.spec.run, session.nodes
         placements = place_workers(nodes, run, at_most=len(job.pending))
         places = WorkerPlacements(placements, run, seen=session.seen, sink=self.sink)
         if note := cpu_note(nodes, run):
@@ -385,27 +374,22 @@ class Run:
                 lease.check()
             session.check()
             places.follow(pool, ledger)
-            if claims is not None:
-                claims.widen(in_flight())
-                claims.feed(ledger)
+            if shared is not None:
+                stays = self.sharing.stays
+                claim_ahead(shared, shards, ledger, ahead=in_flight(), stays=stays)
 
         pool = WorkerPool(session.workers(request_of), len(placements))
-        claims = None
-        if shared is not None:
-            shards = {shard.shard_id: shard for shard in job.pending}
-            claims = stack.enter_context(
-                ShardClaims(shared, shards, ahead=in_flight(), stays=self.sharing.stays)
-            )
+        shards = {shard.shard_id: shard for shard in job.pending}
         committed = CommitReader(read, side_by_side=not job.layout.is_local)
         ledger = ShardLedger(
-            job.pending if claims is None else (),
+            job.pending if shared is None else (),
             committed,
             max_attempts=run.max_attempts,
             sink=self.sink,
             witnesses=job.witnesses(),
             look_ahead=committed.look_ahead,
         )
-        ledger.more_to_come = claims is not None
+        ledger.more_to_come = shared is not None
         return Scheduler(
             ledger,
             pool,
@@ -422,14 +406,13 @@ class Run:
         member = lease
         if not isinstance(member, DriverMembership):
             member = stack.enter_context(DriverMembership(job.layout))
-        run_id, start = member.holder.run_id, self.sharing.start
         return BlockClaims(
             job.layout,
             job.plan.plan_id,
             [shard.shard_id for shard in job.plan.computed],
             set(job.before),
-            run_id=run_id,
-            start=start_of(run_id) if start is None else start,
+            run_id=member.holder.run_id,
+            start=self.sharing.start,
             fence=job.fence,
         )
 

@@ -29,7 +29,7 @@ from earmill.pipeline.operations.open_job import Changes, compare, other_feature
 from earmill.pipeline.operations.retry import RowFilter
 from earmill.pipeline.planning.equal_rows import computes_equal_once, equal_rows
 from earmill.pipeline.planning.make_plan import check_items, known_types
-from earmill.pipeline.planning.plan import Plan, read_row_ids
+from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import cut
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources import Item, Source
@@ -97,12 +97,7 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         if found is None:
             return
         dataset, plan, fence = found
-        planned = read_row_ids(layout, plan.plan_id)
-        by_shard: dict[str, set[str]] = {}
-        for shard_id, record in commits(layout).items():
-            known = frozenset(planned[shard_id]) if record.rows_bad else frozenset[str]()
-            passing = [row for row in quarantined_rows(layout, record) if chosen(row)]
-            by_shard[shard_id] = {plan_row_of(row.row_id, known) for row in passing}
+        records = commits(layout)
         source = planned_source(spec)
         try:
             listed = {item.row_id: item for item in listing(source)}
@@ -110,13 +105,13 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
             return  # the run reports it
         rows, recordings = set[str](), set[str]()
         for shard in plan.shards:
-            matching = by_shard[shard.shard_id]
+            items = {item.row_id: item for item in shard.items}
+            failed = quarantined_rows(layout, records[shard.shard_id])
+            matching = {plan_row_of(row.row_id, items) for row in failed if chosen(row)}
             changed = [
-                item
-                for item in shard.items
-                if item.row_id in matching
-                and item.row_id in listed
-                and other_features(item, listed[item.row_id], spec.listener_columns)
+                items[row_id]
+                for row_id in matching & items.keys() & listed.keys()
+                if other_features(items[row_id], listed[row_id], spec.listener_columns)
             ]
             # A new shard has no commit to replace, so all its matching rows are tried.
             rows |= matching if changed else set()
@@ -130,11 +125,11 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
             for item in plan.items()
             if item.part_of and item.row_id in listed and recording_of(item.row_id) in recordings
         }
-        items = [
+        planned = [
             listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
         ]
         changes = Changes(changed=tuple(sorted(rows)))
-        Update(spec, layout, plan, source, items, changes).begin(dataset, why=RETRY, fence=fence)
+        Update(spec, layout, plan, source, planned, changes).begin(dataset, why=RETRY, fence=fence)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Looking:
 def main() -> None:
     run = RunSpec(device="cuda")
     with executor_of(run).session(run, print) as session:
-        places = place_workers(session.nodes(), run, at_most=9)
+        places = place_workers(session.nodes, run, at_most=9)
         workers = session.workers(lambda index: WorkerRequest(Looking, places[index], 1))  # type: ignore[arg-type]
         calls = [workers.call(workers.start(index), "warm_up") for index in range(len(places))]
         found: dict[object, str] = {}

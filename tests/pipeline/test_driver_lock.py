@@ -212,15 +212,6 @@ def test_of_many_that_find_a_dead_driver_one_gets_the_output(layout: Layout) -> 
         held[0].release()
 
 
-def test_a_takeover_that_was_itself_killed_does_not_block(layout: Layout) -> None:
-    dead = write_holder(layout, pid=2**22 + 1)
-    takeover = f"{DRIVER_FILE}.{dead.run_id}"
-    layout.write_bytes(takeover, json.dumps(asdict(replace(dead, run_id="taker"))).encode())
-    with DriverLock(layout, run_id="mine"):
-        assert stored(layout).run_id == "mine"
-    assert list(Path(layout.root).iterdir()) == []
-
-
 def test_a_driver_that_was_replaced_notices_and_does_not_take_it_back(layout: Layout) -> None:
     lock = DriverLock(layout, heartbeat_s=0.02)
     new = write_holder(layout, run_id="new")

@@ -115,7 +115,7 @@ def test_provenance_names_the_gpu_and_its_driver(
 
 
 def test_each_local_worker_sees_the_gpu_that_is_dealt_to_it() -> None:
-    place = Placement("", threads=1, num_cpus=0.0, num_gpus=0.5, device="cuda")
+    place = Placement("", threads=1, num_gpus=0.5, device="cuda")
     request = WorkerRequest(Looking, place, 1)  # type: ignore[arg-type]
     workers = LocalWorkers(lambda index: request, ["4", "GPU-b"])
     started = [workers.start(index) for index in range(3)]

@@ -20,8 +20,8 @@ from earmill.pipeline.driver.executors.local import LocalExecutor
 from earmill.pipeline.driver.executors.ray import (
     SILENT_S,
     ClusterError,
+    ClusterWatch,
     RayExecutor,
-    RaySession,
     RayWorkers,
     check_address,
     live_nodes,
@@ -233,7 +233,7 @@ class TestNodes:
                 raise ConnectionError("nobody answers")
             return VIEW if there["now"] else None
 
-        watch = RaySession([], look, clock=clock)
+        watch = ClusterWatch(look, clock)
 
         def tick() -> None:
             clock.sleep(5.0)
@@ -258,7 +258,7 @@ def test_an_actor_reserves_the_share_and_room_for_the_shards(
     asked: dict[str, Any] = {}
     remote = mock.MagicMock()
     monkeypatch.setattr(ray_package, "remote", lambda **options: asked.update(options) or remote)
-    place = Placement("", threads=1, num_cpus=0.001, num_gpus=0.5)
+    place = Placement("", threads=1, num_gpus=0.5)
     RayWorkers(lambda index: WorkerRequest(mock.Mock(), place, 32)).start(0)
     assert (asked["num_cpus"], asked["num_gpus"]) == (0.001, 0.5)
     assert asked["concurrency_groups"]["shards"] == 32

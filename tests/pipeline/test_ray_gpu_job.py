@@ -17,6 +17,7 @@ from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.commit_record import commits, committed_shards
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.executors import ray as ray_executor
+from earmill.pipeline.driver.executors.ray import RayWorkers
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.operations import run_job as driver_module
 from earmill.pipeline.operations.run_job import run_job
@@ -46,13 +47,13 @@ def a_gpu_in_the_session_s_ray(ray_session: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ray_executor, "live_nodes", lambda: nodes)
     monkeypatch.setattr(ray_executor, "wait_for_nodes", lambda *_, **__: nodes)
 
-    class OnCpu(ray_executor.RayWorkers):
+    class OnCpu(RayWorkers):
         def start(self, index: int) -> Any:
             request = self._request_of(index)
             request = replace(request, place=replace(request.place, num_gpus=0.0))
-            return ray_executor.RayWorkers(lambda _: request).start(index)
+            return RayWorkers(lambda _: request).start(index)
 
-    monkeypatch.setattr(ray_executor.RaySession, "workers", lambda _, request_of: OnCpu(request_of))
+    monkeypatch.setattr(ray_executor, "RayWorkers", OnCpu)
 
 
 def run_and_kill(job: Path) -> None:

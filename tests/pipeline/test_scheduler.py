@@ -92,7 +92,7 @@ class Run:
         ledger = ShardLedger(
             self.shards, partial(committed, self.root), max_attempts=max_attempts, sink=sink
         )
-        hire = WorkerRequest(make_runner, Placement("", threads=1, num_cpus=0.0), CONCURRENT_SHARDS)
+        hire = WorkerRequest(make_runner, Placement("", threads=1), CONCURRENT_SHARDS)
         pool = WorkerPool(self.executor(lambda index: hire), workers)
         limits = Deadlines(deadline_s, row_deadline_s)
         return Scheduler(ledger, pool, deadlines=limits, sink=sink, stop=self.stop).run()

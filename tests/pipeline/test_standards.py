@@ -252,7 +252,7 @@ def test_a_dataset_of_before_has_none_and_is_whole_and_closed(tmp_path: Path) ->
 
 
 def test_hostile_names_stay_literals(tmp_path: Path) -> None:
-    from earmill.pipeline.dataset.lineage import provenance
+    from earmill.pipeline.dataset.lineage import lineage_of
     from earmill.pipeline.dataset.snapshot import EarlierSnapshot
     from tests.pipeline.outputs import SPEC, dataset_file
 
@@ -263,7 +263,9 @@ def test_hostile_names_stay_literals(tmp_path: Path) -> None:
     current = read_current(layout)
     assert current is not None
     one = EarlierSnapshot(current.snapshot, current.entry)
-    text = json.dumps(provenance(dataset, [one], {one.snapshot.path: [name]}, {}))
+    info = {"versions": {"earmill": name}}
+    records = [replace(record, info=info) for record in commits(layout).values()]
+    text = json.dumps(lineage_of(layout, dataset, records, (), one))
     parsed = Graph().parse(data=text, format="json-ld", publicID=PLACE)
     answer = next(iter(parsed.query(ASKED)))
     assert (str(answer[4]), str(answer[5])) == (name, name)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from earmill.pipeline.driver.executors import WorkerRequest
-from earmill.pipeline.driver.executors.local import LocalExecutor, LocalSession
+from earmill.pipeline.driver.executors import Session, WorkerRequest
+from earmill.pipeline.driver.executors.local import LocalExecutor
 from earmill.pipeline.operations import run_job as driver
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.worker.messages import Outcome
@@ -72,15 +73,11 @@ class ThreadWorkers:
         worker.close()
 
 
-class _Session(LocalSession):
-    def workers(self, request_of: Callable[[int], WorkerRequest]) -> Any:
-        return ThreadWorkers(request_of)
-
-
 class _Executor(LocalExecutor):
     @contextmanager
-    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[LocalSession]:
-        yield _Session(run)
+    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[Session]:
+        with super().session(run, say) as session:
+            yield replace(session, workers=ThreadWorkers)
 
 
 @contextmanager

@@ -57,17 +57,14 @@ class Workers(Protocol):
     def kill(self, worker: Any) -> None: ...
 
 
-class Session(Protocol):
-    def nodes(self) -> list[Node]: ...
-
-    def seen(self) -> Sequence[Node] | None:
-        """Return the machines now; None if machines never come or go, or before the first look."""
-
-    def workers(self, request_of: Callable[[int], WorkerRequest]) -> Workers:
-        """Return the workers that `request_of` describes by index; none is started yet."""
-
-    def check(self) -> None:
-        """Check that the machines are there, at every tick of the driver loop; or ClusterLost."""
+@dataclass(frozen=True, slots=True)
+class Session:
+    nodes: list[Node]
+    workers: Callable[[Callable[[int], WorkerRequest]], Workers]  # From a description by index.
+    # Returns the machines now; None if machines never come or go, or before the first look.
+    seen: Callable[[], Sequence[Node] | None] = lambda: None
+    # Raises ClusterLost if the machines are gone; called at every tick of the driver loop.
+    check: Callable[[], None] = lambda: None
 
 
 class Executor(Protocol):

@@ -22,7 +22,7 @@ from typing import Any
 from earmill.pipeline.common.errors import TOO_LITTLE, speaks_of_memory
 from earmill.pipeline.common.machine import cores, is_interpreted, run_python
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.driver.executors import KEPT_MEMORY, WorkerRequest
+from earmill.pipeline.driver.executors import KEPT_MEMORY, Session, WorkerRequest
 from earmill.pipeline.driver.placement import Node
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.scratch import sweep
@@ -51,26 +51,12 @@ class LocalExecutor:
             check_gpu()
 
     @contextmanager
-    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[LocalSession]:
-        yield LocalSession(run)
-        sweep()  # temporary files of killed workers
-
-
-class LocalSession:
-    def __init__(self, run: RunSpec) -> None:
-        self._gpus = visible_gpus() if run.gpus_wanted else []
+    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[Session]:
+        gpus = visible_gpus() if run.gpus_wanted else []
         stand_ins = int(is_interpreted() and bool(run.gpus_wanted))
-        self._node = Node(HERE, cores(), len(self._gpus) or stand_ins)
-
-    def nodes(self) -> list[Node]:
-        return [self._node]
-
-    def workers(self, request_of: Callable[[int], WorkerRequest]) -> LocalWorkers:
-        return LocalWorkers(request_of, self._gpus)
-
-    def seen(self) -> None: ...
-
-    def check(self) -> None: ...
+        node = Node(HERE, cores(), len(gpus) or stand_ins)
+        yield Session([node], lambda request_of: LocalWorkers(request_of, gpus))
+        sweep()  # temporary files of killed workers
 
 
 class LocalWorkers:

@@ -20,7 +20,7 @@ from earmill.pipeline.common.errors import ClusterLost, EarmillError, RunStopped
 from earmill.pipeline.common.machine import is_interpreted
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.driver.events import RESUME
-from earmill.pipeline.driver.executors import KEPT_MEMORY, WorkerRequest, is_connected
+from earmill.pipeline.driver.executors import KEPT_MEMORY, Session, WorkerRequest, is_connected
 from earmill.pipeline.driver.placement import Node, gpu_seats
 from earmill.pipeline.spec.job import RunSpec
 from earmill.pipeline.storage.scratch import sweep
@@ -37,6 +37,7 @@ SILENT_S = 45.0
 QUIET: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
 # Features never enter the object store; 75 MiB is the least that Ray accepts.
 OBJECT_STORE_BYTES = 128 * 2**20
+CPUS_RESERVED = 0.001  # Enough for Ray to count a worker, too little to ever fill a node.
 # Set before the first import of Ray. Despite its name the second variable makes a Ray that is
 # started here listen on loopback. Ray warns until the first one is set.
 OWN_RAY_ENV = {
@@ -74,10 +75,11 @@ class RayExecutor:
                 gpu_seats(live_nodes(), run)
 
     @contextmanager
-    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[RaySession]:
+    def session(self, run: RunSpec, say: Callable[[str], None]) -> Iterator[Session]:
         is_private = self.is_private
         with ray_session(self._address):
-            yield RaySession(wait_for_nodes(run, say, may_grow=not is_private))
+            nodes, watch = wait_for_nodes(run, say, may_grow=not is_private), ClusterWatch()
+            yield Session(nodes, RayWorkers, watch.seen, watch.check)
 
 
 def check_address(address: str) -> None:
@@ -209,36 +211,35 @@ def wait_for_nodes(
     say: Callable[[str], None],
     *,
     may_grow: bool,
-    limit_s: float = NODES_WITHIN_S,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Node]:
-    """Return the nodes for a job, as soon as there is one; RunStopped after `limit_s` without one.
+    """Return the nodes for a job, as soon as there is one; RunStopped after 10 minutes without one.
     An autoscaler starts its first node on request, so it is asked. Without `may_grow`, all nodes
     are returned at once."""
-    began, asked = clock(), False
     wish = "GPUs" if run.device == "cuda" else "CPUs"
 
-    def fits(node: Node) -> bool:
+    def fitting() -> list[Node]:
         if run.device == "cuda":
-            return node.gpus > 0
-        return node.cpus > 0 or bool(run.gpus_wanted and node.gpus)
+            return [node for node in live_nodes() if node.gpus]
+        return [node for node in live_nodes() if node.cpus or (run.gpus_wanted and node.gpus)]
 
-    while not (nodes := list(filter(fits, live_nodes()))) and may_grow:
-        if not asked:
-            asked = True
-            say(f"waiting up to {limit_s / 60:.0f} min for the cluster to offer {wish}")
-            _ask_for(run, 1)
-        if clock() - began > limit_s:
-            _ask_for(run, 0)
-            raise RunStopped(
-                f"the Ray cluster offered no {wish} within {limit_s / 60:.0f} min; start a "
-                "node or let it scale up, then run the same command with --resume"
-            )
-        sleep(NODES_POLL_S)
-    if asked:
+    if (nodes := fitting()) or not may_grow:
+        return nodes or live_nodes()
+    began = clock()
+    say(f"waiting up to {NODES_WITHIN_S / 60:.0f} min for the cluster to offer {wish}")
+    _ask_for(run, 1)
+    try:
+        while not (nodes := fitting()):
+            if clock() - began > NODES_WITHIN_S:
+                raise RunStopped(
+                    f"the Ray cluster offered no {wish} within {NODES_WITHIN_S / 60:.0f} min; "
+                    "start a node or let it scale up, then run the same command with --resume"
+                )
+            sleep(NODES_POLL_S)
+    finally:
         _ask_for(run, 0)
-    return nodes or live_nodes()
+    return nodes
 
 
 def _ask_for(run: RunSpec, times: int) -> None:
@@ -259,31 +260,22 @@ def _look() -> list[Node] | None:
     return useful_nodes(entries)
 
 
-class RaySession:
-    """Ray's nodes and actors; notices when Ray is gone, which Ray does not report for minutes.
-    `look` lists the nodes in a thread, because it may hang; it returns None if this machine is
-    missing."""
+class ClusterWatch:
+    """Ray's nodes; notices when Ray is gone, which Ray does not report for minutes. `look` runs in
+    a thread, because it may hang. It returns the nodes, or None if this machine is missing."""
 
     def __init__(
         self,
-        nodes: list[Node],
         look: Callable[[], list[Node] | None] = _look,
-        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._nodes, self._look, self._clock = nodes, look, clock
+        self._look, self._clock = look, clock
         self._seen: list[Node] | None = None
         self._last_look = self._last_good = clock()
         self._thread: threading.Thread | None = None
 
-    def nodes(self) -> list[Node]:
-        return self._nodes
-
     def seen(self) -> list[Node] | None:
         return self._seen
-
-    def workers(self, request_of: Callable[[int], WorkerRequest]) -> RayWorkers:
-        return RayWorkers(request_of)
 
     def check(self) -> None:
         """Begin the next look, if it is time; ClusterLost after `SILENT_S` without a good look."""
@@ -320,7 +312,7 @@ class RayWorkers:
 
         request = self._request_of(index)
         options: dict[str, Any] = {
-            "num_cpus": request.place.num_cpus,
+            "num_cpus": CPUS_RESERVED,
             "num_gpus": request.place.num_gpus,
             "max_restarts": -1,
             "max_task_retries": 0,
