@@ -34,7 +34,6 @@ from earmill.pipeline.planning.shards import (
     encoded,
     index_table,
     items_of,
-    part_tables,
     parts_of,
     rows_table,
     store_parts,
@@ -167,7 +166,8 @@ def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
     raw = store.read_bytes(plan_path(plan_id))
     tables: Iterable[pa.Table]
     if _metadata(table_of(raw, ["shard"]))["version"] == PARTED_VERSION:
-        tables = part_tables(decode_plan(raw, store, plan_id)["shards"], ["shard", "row_id"])
+        parts = parts_of(decode_plan(raw, store, plan_id)["shards"])
+        tables = (table_of(part.read(), ["shard", "row_id"]) for part in parts)
     else:
         tables = [table_of(raw, ["shard", "row_id"])]
     row_ids: dict[str, list[str]] = {}
