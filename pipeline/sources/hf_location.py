@@ -24,7 +24,7 @@ from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.text import named_line, nearest, one_line
 from earmill.pipeline.sources.base import Item, filesystem, public_uri
 from earmill.pipeline.sources.confinement import Confinement, Place
-from earmill.pipeline.sources.files import Walk
+from earmill.pipeline.sources.files import walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
 from earmill.pipeline.storage.backend import is_local, is_web
 from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
@@ -160,7 +160,7 @@ def check_names(spec: HfSpec) -> None:
             )
     if not local:
         return
-    names = [name for name, _ in Walk(path)] if os.path.isdir(path) else []
+    names = [name for name, _ in walk(path)[0]] if os.path.isdir(path) else []
     files = [f"{path}/{name}" for name in names] or [str(file) for file in fs.glob(path)]
     listed = any(name.rpartition("/")[2] in AUDIO_LISTS for name in names)
     for file in files:
