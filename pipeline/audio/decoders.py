@@ -19,19 +19,8 @@ import numpy.typing as npt
 import soundfile
 
 from earmill.pipeline.audio.channels import AudioBlock
-from earmill.pipeline.audio.containers import Probe
+from earmill.pipeline.audio.containers import Probe, lossless, mpeg, ogg
 from earmill.pipeline.audio.containers.base import open_window
-from earmill.pipeline.audio.containers.lossless import (
-    BEFORE_END,
-    FLAC_BEGINS,
-    FLAC_COUNT,
-    FLAC_HEAD_BYTES,
-    FRAME_SYNC,
-    StreamInfo,
-    flac_goes_on,
-)
-from earmill.pipeline.audio.containers.mpeg import mpeg_goes_on
-from earmill.pipeline.audio.containers.ogg import OPUS_HZ
 from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
@@ -184,7 +173,7 @@ class WholeFlac(Decoder):
     format = "FLAC"
     exact_seek = True
 
-    def __init__(self, info: StreamInfo, samples: npt.NDArray[Any], version: str) -> None:
+    def __init__(self, info: lossless.StreamInfo, samples: npt.NDArray[Any], version: str) -> None:
         self.version = version
         self.subtype = SUBTYPES[info.bits]
         self.samplerate, self.channels, self.frames = info.rate_hz, info.channels, info.frames
@@ -211,7 +200,7 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
         return None
     is_short = source.seek(0, io.SEEK_END) <= MOST_BYTES
     source.seek(0)
-    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if is_short else None
+    info = lossless.StreamInfo.of(source.read(lossless.FLAC_HEAD_BYTES)) if is_short else None
     if info is None or info.bits not in SUBTYPES:
         return None
     if not 0 < info.frames * info.channels <= MOST_SAMPLES:
@@ -223,11 +212,13 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
     while not is_last and at < len(data):
         is_last = bool(data[at] & 0x80)
         at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-    if not FRAME_SYNC.match(data, at) or any(data.find(mark, at) >= 0 for mark in FLAC_BEGINS):
+    is_joined = any(data.find(mark, at) >= 0 for mark in lossless.FLAC_BEGINS)
+    if is_joined or not lossless.FRAME_SYNC.match(data, at):
         return None
     # The header declares one frame more to dr_flac, which then also reads frames that follow.
-    count = int.from_bytes(data[FLAC_COUNT], "big") + 1
-    data = data[: FLAC_COUNT.start] + count.to_bytes(8, "big") + data[FLAC_COUNT.stop :]
+    place = lossless.FLAC_COUNT
+    count = int.from_bytes(data[place], "big") + 1
+    data = data[: place.start] + count.to_bytes(8, "big") + data[place.stop :]
     fits_16 = info.bits <= 16
     try:
         decoded = (miniaudio.flac_read_s16 if fits_16 else miniaudio.flac_read_f32)(data)
@@ -301,8 +292,8 @@ class SndFile(Decoder):
         stream, position = cast(BinaryIO, self._source), self._source.tell()
         nbytes = self._source.seek(0, io.SEEK_END)
         if self._file.format == "FLAC":
-            return flac_goes_on(stream, position - BEFORE_END, nbytes)
-        return mpeg_goes_on(stream, position, nbytes) if self._file.format == "MP3" else None
+            return lossless.flac_goes_on(stream, position - lossless.BEFORE_END, nbytes)
+        return mpeg.mpeg_goes_on(stream, position, nbytes) if self._file.format == "MP3" else None
 
     def close(self) -> None:
         self._file.close()
@@ -319,29 +310,14 @@ def _sndfile_errors() -> Iterator[None]:
         raise DecoderError(reason, not_audio=code in NOT_AUDIO_CODES) from error
 
 
-# Kind of a container to FFmpeg's demuxer and our name. The demuxer is forced, so that no file can
-# ask for one that opens further files.
-FFMPEG = {
-    "mp4": ("mov", "MP4"),
-    "matroska": ("matroska", "MATROSKA"),
-    "asf": ("asf", "ASF"),
-    "adts": ("aac", "ADTS"),
-    "ac3": ("ac3", "AC3"),
-    "eac3": ("eac3", "EAC3"),
-    "amr": ("amr", "AMR"),
-    "wavpack": ("wv", "WAVPACK"),
-    "tta": ("tta", "TTA"),
-}
+# Kinds of container that FFmpeg alone reads.
+FFMPEG = frozenset("mp4 matroska asf adts ac3 eac3 amr wavpack tta".split())
 # Containers that libsndfile reads; FFmpeg decodes codecs in them that libsndfile does not know.
-BOTH = {
-    "riff": ("wav", "WAV"),
-    "w64": ("w64", "W64"),
-    "aiff": ("aiff", "AIFF"),
-    "caf": ("caf", "CAF"),
-    "au": ("au", "AU"),
-    "ogg": ("ogg", "OGG"),
-    "mpeg": ("mp3", "MP3"),
-}
+BOTH = frozenset("riff w64 aiff caf au ogg mpeg".split())
+# FFmpeg's demuxer of a kind, and our name, if they are not the kind. The demuxer is forced, so that
+# no file can ask for one that opens further files.
+DEMUXERS = {"mp4": "mov", "adts": "aac", "wavpack": "wv", "riff": "wav", "mpeg": "mp3"}
+NAMES = {"riff": "WAV", "mpeg": "MP3"}
 # Containers whose length FFmpeg guesses by bit rates.
 GUESSED = frozenset({"adts", "ac3", "eac3", "amr", "ogg", "mpeg"})
 # Containers where only the length of the track tells that the file is cut.
@@ -374,8 +350,8 @@ class AvFile(Decoder):
 
         self.version = str(av.ffmpeg_version_info)
         self._av = av
-        demuxer, name = (FFMPEG | BOTH)[probe.kind]
-        self.format = probe.container or name
+        demuxer = DEMUXERS.get(probe.kind, probe.kind)
+        self.format = probe.container or NAMES.get(probe.kind, probe.kind.upper())
         try:
             self._container = av.open(source, format=demuxer, metadata_errors="ignore")
         except (av.FFmpegError, ValueError) as error:
@@ -397,7 +373,7 @@ class AvFile(Decoder):
         codec.thread_count = 1  # samples must not depend on timing
         self.subtype = codec.name.upper()
         self.samplerate, self.channels = int(codec.sample_rate or 0), int(codec.channels or 0)
-        self.samplerate = OPUS_HZ if codec.name == "opus" else self.samplerate
+        self.samplerate = ogg.OPUS_HZ if codec.name == "opus" else self.samplerate
         if self.samplerate <= 0 or self.channels <= 0:
             raise DecoderError("a sound track without rate or channels")
         options = {"err_detect": "crccheck+explode"} if codec.name in CHECKED_CODECS else {}

@@ -420,13 +420,8 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     words = "<5I" if order == "little" else ">5I"
     offset, size, encoding, rate_hz, channels = struct.unpack(words, head[4:])
     width, subtype = AU_PLAIN.get(encoding, (0, ""))
-    samples = SampleForm(
-        frame_bytes=width * channels or None,
-        bare=BareSamples(rate_hz, channels, subtype, order, width * channels)
-        if width and channels
-        else None,
-        codec=None if width else f"AU encoding {encoding}",
-    )
+    codec, subtypes = f"AU encoding {encoding}", {width: subtype} if width else {}
+    samples = SampleForm.of(codec, rate_hz, channels, width * channels, subtypes, order)
     data = None if size == AU_UNKNOWN else size
     stated = StatedSize("au", start=offset, size=data, samples=samples, container="AU")
     return stated.compared(stream, nbytes, behind=behind)
