@@ -218,13 +218,12 @@ def _item(row: Mapping[str, Any]) -> Item:
         for name, value in row.items()
         if name.startswith(TYPED_PREFIX)
     }
-    facts = {
-        name: None if row.get(next(iter(kinds))) is None else make(map(row.get, kinds))
-        for name, (make, kinds) in FACTS.items()
-    }
+    fields: dict[str, Any] = {name: row[name] for name in OF_ITEM}
+    for name, (make, kinds) in FACTS.items():
+        values = [row.get(kind) for kind in kinds]
+        fields[name] = None if values[0] is None else make(values)
     return Item(
-        **{name: row[name] for name in OF_ITEM},
-        **facts,
+        **fields,
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],
         estimated=bool(row.get(ESTIMATED)),
