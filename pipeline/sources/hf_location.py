@@ -229,39 +229,24 @@ def quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def public_dataset_uri(spec: HfSpec) -> str:
-    """Return the uri of the dataset for other processes: absolute for local paths."""
-    if not is_local(spec.uri) or not local_exists(spec.uri):
-        return spec.uri
-    return public_uri(*filesystem(spec.uri))
-
-
-def dataset_folder(spec: HfSpec) -> str | None:
-    """Return the folder or prefix of a dataset; None for a dataset of the hub."""
-    uri = public_dataset_uri(spec)
+def dataset_place(spec: HfSpec) -> tuple[str, str | None, Confinement]:
+    """Return the uri of a dataset for other processes, its folder or prefix (None for a dataset of
+    the hub), and the places that its audio cells may name, which are the dataset's own."""
+    uri, folder, store = spec.uri, None, None
     if is_local(uri) and not local_exists(uri):
-        return None
-    if is_local(uri) and os.path.isdir(uri):
-        return uri
-    scheme, separator, path = ("", "", uri) if is_local(uri) else uri.partition("://")
-    # The folders before the first glob character and the file name.
-    plain = MAGIC_CHARACTERS.split(path, maxsplit=1)[0]
-    return f"{scheme}{separator}{posixpath.dirname(plain)}"
-
-
-def dataset_confinement(spec: HfSpec) -> Confinement:
-    """Return the places that audio cells may name, which are the dataset's own."""
-    folder, store = dataset_folder(spec), None
-    if folder is None:
-        config, store = datasets.config, f"hf://datasets/{spec.uri}"
+        config, store = datasets.config, f"hf://datasets/{uri}"
         caches = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)
         own = [store, *(os.path.abspath(cache) for cache in caches)]
-    elif is_local(folder):
-        own = [folder]
     else:
-        store = Place.read_at(folder).store
-        own = [folder, store]
-    return Confinement(own, spec.allow, spec.storage_options, store=store)
+        uri = folder = public_uri(*filesystem(uri)) if is_local(uri) else uri
+        if not (is_local(uri) and os.path.isdir(uri)):
+            scheme, separator, path = ("", "", uri) if is_local(uri) else uri.partition("://")
+            # The folders before the first glob character and the file name.
+            plain = MAGIC_CHARACTERS.split(path, maxsplit=1)[0]
+            folder = f"{scheme}{separator}{posixpath.dirname(plain)}"
+        store = None if is_local(folder) else Place.read_at(folder).store
+        own = [folder] if store is None else [folder, store]
+    return uri, folder, Confinement(own, spec.allow, spec.storage_options, store=store)
 
 
 @dataclass(frozen=True)
