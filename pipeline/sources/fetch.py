@@ -466,8 +466,8 @@ def load_blob(
 
 
 class _Task:
-    """An object that is being fetched for a group of neighbours with one uri; `moved` is the
-    monotonic time in seconds at which bytes last arrived or a try began."""
+    """An object that is being fetched for a group of neighbours with one uri. Bytes last arrived,
+    or a try began, at the monotonic time `moved`, s."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load

@@ -230,8 +230,8 @@ def quiet() -> Iterator[None]:
 
 
 def dataset_place(spec: HfSpec) -> tuple[str, str | None, Confinement]:
-    """Return the uri of a dataset for other processes, its folder or prefix (None for a dataset of
-    the hub), and the places that its audio cells may name, which are the dataset's own."""
+    """Return the uri of a dataset for other processes, its folder or prefix, and its own places.
+    Audio cells may name these places. A dataset of the hub has no folder."""
     uri, folder, store = spec.uri, None, None
     if is_local(uri) and not local_exists(uri):
         config, store = datasets.config, f"hf://datasets/{uri}"

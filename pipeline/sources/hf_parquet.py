@@ -264,16 +264,12 @@ class ParquetRows:
                 seconds = [None] * group.rows
             else:
                 seconds = [rate.seconds(name, nbytes) for name in names]
-            for offset in range(group.rows):
-                yield ListedRow(
-                    place=RowPlace(shard, group.first_row + offset),
-                    cells=cells[offset],
-                    audio=AudioCell(path=names[offset]),
-                    in_cell=in_file is not False,
-                    estimated_s=seconds[offset],
-                    block=shard * MOST_GROUPS + group.number,
-                    stat=table.stat,
-                )
+            block = shard * MOST_GROUPS + group.number
+            facts = zip(cells, names, seconds, strict=True)
+            for row, (values, name, expected_s) in enumerate(facts, group.first_row):
+                place, clip = RowPlace(shard, row), AudioCell(path=name)
+                is_inside = in_file is not False
+                yield ListedRow(place, values, clip, is_inside, expected_s, block, table.stat)
 
     def _cells(self, read: pa.Table | None, columns: Sequence[str], rows: int) -> list[Row]:
         held = {name: [None] * rows for name in columns}

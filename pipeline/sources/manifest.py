@@ -220,8 +220,8 @@ class ManifestSource:
     def _chunks(
         self, columns: Mapping[str, Cells], names: Sequence[str]
     ) -> Iterator[tuple[int, dict[str, list[Any]], list[str], int]]:
-        """Yield chunks of the table without its blank rows: the number of the first row, the cells
-        of the named columns, the resolved uris, and the number of blank rows."""
+        """Yield chunks of the table without its blank rows. A chunk is the number of its first row,
+        the cells of the named columns, the resolved uris, and the number of blank rows."""
         position = 0
         for first in range(0, len(columns["uri"]), CHUNK_ROWS):
             some = columns["uri"][first : first + CHUNK_ROWS]
