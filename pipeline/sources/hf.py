@@ -282,8 +282,6 @@ class HfSource:
             row: Row | RowError
             try:
                 row = base.retry_read(partial(self._row_at, RowPlace.of(item)), base.is_away)
-            except RowError as error:
-                row = error
             except Exception as error:
                 row = base.damaged_row(item.uri, error)
             yield item, row

@@ -373,8 +373,6 @@ class ParquetRows:
             if not table.has(item.etag, item.mtime):
                 raise UnreadableError(f"{item.uri}: {table.path} changed since it was planned")
             return _Asked(item, table, table.group_of(place.row), place.row)
-        except RowError as error:
-            return item, error
         except Exception as error:  # file readers raise any class
             return item, base.damaged_row(item.uri, error)
 
