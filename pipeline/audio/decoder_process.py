@@ -90,21 +90,13 @@ def serve(peer: socket.socket) -> None:
 
 
 def _decode(peer: socket.socket, request: dict[str, Any], stream: BinaryIO) -> None:
-    _allow_cpu(request["cpu_s"])
-    with BlockReader(
-        stream,
-        uri=request["uri"],
-        digest=request["digest"],
-        start_s=request["start_s"],
-        end_s=request["end_s"],
-        channels=request["channels"],
-        limits=Limits(**request["limits"]),
-        margins_s=tuple(request["margins_s"]),
-    ) as reader:
+    cpu_s, limits = request.pop("cpu_s"), Limits(**request.pop("limits"))
+    _allow_cpu(cpu_s)
+    with BlockReader(stream, limits=limits, **request) as reader:
         send(peer, {"rate_hz": reader.rate_hz, "channel_ids": list(reader.channel_ids)})
         for block in reader:
             send(peer, {"rows": len(block)}, np.ascontiguousarray(block, "<f4"))
-            _allow_cpu(request["cpu_s"])
+            _allow_cpu(cpu_s)
         send(peer, {"facts": asdict(reader.facts)})
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import io
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
@@ -20,19 +19,8 @@ import numpy.typing as npt
 import soundfile
 
 from earmill.pipeline.audio.channels import AudioBlock
-from earmill.pipeline.audio.containers import Probe
-from earmill.pipeline.audio.containers.base import BareSamples, open_window
-from earmill.pipeline.audio.containers.lossless import (
-    BEFORE_END,
-    FLAC_BEGINS,
-    FLAC_COUNT,
-    FLAC_HEAD_BYTES,
-    FRAME_SYNC,
-    StreamInfo,
-    flac_goes_on,
-)
-from earmill.pipeline.audio.containers.mpeg import mpeg_goes_on
-from earmill.pipeline.audio.containers.ogg import OPUS_HZ
+from earmill.pipeline.audio.containers import Probe, lossless, mpeg, ogg
+from earmill.pipeline.audio.containers.base import open_window
 from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
@@ -150,8 +138,6 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
     def part() -> DecoderInput:
         return source.window(probe.start, probe.stop, probe.prefix)
 
-    if probe.samples is not None:
-        return PlainSamples(source, probe, probe.samples)
     if whole and probe.kind == "flac" and (flac := whole_flac(part())) is not None:
         return flac
     if probe.kind in FFMPEG or probe.by_ffmpeg:
@@ -187,7 +173,7 @@ class WholeFlac(Decoder):
     format = "FLAC"
     exact_seek = True
 
-    def __init__(self, info: StreamInfo, samples: npt.NDArray[Any], version: str) -> None:
+    def __init__(self, info: lossless.StreamInfo, samples: npt.NDArray[Any], version: str) -> None:
         self.version = version
         self.subtype = SUBTYPES[info.bits]
         self.samplerate, self.channels, self.frames = info.rate_hz, info.channels, info.frames
@@ -214,7 +200,7 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
         return None
     is_short = source.seek(0, io.SEEK_END) <= MOST_BYTES
     source.seek(0)
-    info = StreamInfo.of(source.read(FLAC_HEAD_BYTES)) if is_short else None
+    info = lossless.StreamInfo.of(source.read(lossless.FLAC_HEAD_BYTES)) if is_short else None
     if info is None or info.bits not in SUBTYPES:
         return None
     if not 0 < info.frames * info.channels <= MOST_SAMPLES:
@@ -226,11 +212,13 @@ def whole_flac(source: DecoderInput) -> WholeFlac | None:
     while not is_last and at < len(data):
         is_last = bool(data[at] & 0x80)
         at += 4 + int.from_bytes(data[at + 1 : at + 4], "big")
-    if not FRAME_SYNC.match(data, at) or any(data.find(mark, at) >= 0 for mark in FLAC_BEGINS):
+    is_joined = any(data.find(mark, at) >= 0 for mark in lossless.FLAC_BEGINS)
+    if is_joined or not lossless.FRAME_SYNC.match(data, at):
         return None
     # The header declares one frame more to dr_flac, which then also reads frames that follow.
-    count = int.from_bytes(data[FLAC_COUNT], "big") + 1
-    data = data[: FLAC_COUNT.start] + count.to_bytes(8, "big") + data[FLAC_COUNT.stop :]
+    place = lossless.FLAC_COUNT
+    count = int.from_bytes(data[place], "big") + 1
+    data = data[: place.start] + count.to_bytes(8, "big") + data[place.stop :]
     fits_16 = info.bits <= 16
     try:
         decoded = (miniaudio.flac_read_s16 if fits_16 else miniaudio.flac_read_f32)(data)
@@ -254,6 +242,7 @@ SEEKABLE_CODECS = frozenset(
 )
 # libsndfile: "Format not recognised", "unsupported encoding", "unimplemented format".
 NOT_AUDIO_CODES = frozenset({1, 4, 18})
+ANY_HZ = 48000
 
 
 class _ForwardFile(soundfile.SoundFile):
@@ -264,21 +253,27 @@ class _ForwardFile(soundfile.SoundFile):
 
 
 class SndFile(Decoder):
-    """A file that libsndfile reads."""
+    """A file that libsndfile reads; of samples whose form is known, it reads no header."""
 
     name = "libsndfile"
     version: str = soundfile.__libsndfile_version__.removeprefix("libsndfile-")
 
     def __init__(self, source: DecoderInput, probe: Probe) -> None:
-        self._source = source
+        self._source, samples = source, probe.samples
         with _sndfile_errors():
-            self._file = _ForwardFile(source)
-        if self._file.format not in CONTAINERS:
+            if samples is None:
+                self._file = _ForwardFile(source)
+            else:
+                # libsndfile refuses some rates, so it is not told the rate.
+                form = (ANY_HZ, samples.channels, samples.subtype, samples.order.upper())
+                self._file = _ForwardFile(source, "r", *form, format="RAW")
+        if samples is None and self._file.format not in CONTAINERS:
             self._file.close()
             raise DecoderError(f"a {self._file.format} container", not_audio=True)
         self.format = probe.container or str(self._file.format)
         self.subtype = str(self._file.subtype)
-        self.samplerate, self.channels = int(self._file.samplerate), int(self._file.channels)
+        self.samplerate = int(self._file.samplerate) if samples is None else samples.rate_hz
+        self.channels = int(self._file.channels)
         self.frames = int(self._file.frames)
         self.exact_seek = self.subtype in SEEKABLE_CODECS and self.format != "OGG"
         source.opened()
@@ -297,111 +292,32 @@ class SndFile(Decoder):
         stream, position = cast(BinaryIO, self._source), self._source.tell()
         nbytes = self._source.seek(0, io.SEEK_END)
         if self._file.format == "FLAC":
-            return flac_goes_on(stream, position - BEFORE_END, nbytes)
-        return mpeg_goes_on(stream, position, nbytes) if self._file.format == "MP3" else None
+            return lossless.flac_goes_on(stream, position - lossless.BEFORE_END, nbytes)
+        return mpeg.mpeg_goes_on(stream, position, nbytes) if self._file.format == "MP3" else None
 
     def close(self) -> None:
         self._file.close()
-
-
-class PlainSamples(Decoder):
-    """Samples whose form is known; libsndfile converts them, and does not read their header."""
-
-    name, version = SndFile.name, SndFile.version
-    exact_seek = True
-
-    def __init__(self, source: DecoderInput, probe: Probe, samples: BareSamples) -> None:
-        self._source, self._start, self._samples = source, probe.start, samples
-        self.format, self.subtype = str(probe.container), samples.subtype
-        self.samplerate, self.channels = samples.rate_hz, samples.channels
-        stop = source.seek(0, io.SEEK_END) if probe.stop is None else probe.stop
-        self.frames = (stop - probe.start) // samples.frame_bytes
-        source.opened()
-        self.seek(0)
-
-    def seek(self, frame: int) -> int:
-        self._left, at = self.frames - frame, self._start + frame * self._samples.frame_bytes
-        if self._source.seek(at) != at:
-            raise DecoderError(f"expected samples at byte {at:,}, got a failure to go there")
-        return frame
-
-    def read(self, frames: int) -> AudioBlock:
-        nbytes = min(frames, self._left) * self._samples.frame_bytes
-        encoded = self._source.read(nbytes)
-        while len(encoded) < nbytes and (more := self._source.read(nbytes - len(encoded))):
-            encoded += more  # some streams give less than they have
-        with _sndfile_errors():
-            block = _converter(self._samples, threading.get_ident()).converted(encoded)
-        self._left -= len(block)
-        return block
-
-
-class _Converter:
-    """An endless file of samples without a header, which libsndfile reads as they are set."""
-
-    def __init__(self, samples: BareSamples) -> None:
-        self._encoded, self._frame_bytes = memoryview(b""), samples.frame_bytes
-        form = (samples.rate_hz, samples.channels, samples.subtype, samples.order.upper())
-        self._file = _ForwardFile(self, "r", *form, format="RAW")
-
-    def converted(self, encoded: bytes) -> AudioBlock:
-        self._encoded = memoryview(encoded)
-        frames = len(encoded) // self._frame_bytes
-        block = np.empty((frames, self._file.channels), np.float32)
-        return block[: self._file.buffer_read_into(block, "float32")]
-
-    def readinto(self, buffer: Any) -> int:
-        part, self._encoded = self._encoded[: len(buffer)], self._encoded[len(buffer) :]
-        buffer[: len(part)] = part
-        return len(part)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self.tell()
-
-    def tell(self) -> int:
-        return UNKNOWN_FRAMES
-
-
-@lru_cache(maxsize=256)
-def _converter(samples: BareSamples, thread: int) -> _Converter:
-    """Return a thread's converter; opening one costs as much as converting 10 000 samples."""
-    return _Converter(samples)
 
 
 @contextmanager
 def _sndfile_errors() -> Iterator[None]:
     try:
         yield
-    except (soundfile.LibsndfileError, ValueError) as error:
+    except (soundfile.LibsndfileError, ValueError, OverflowError) as error:
         code = getattr(error, "code", 0)
         text = getattr(error, "error_string", str(error)).rstrip(".")
         reason = text or f"libsndfile error {code or ''}"
         raise DecoderError(reason, not_audio=code in NOT_AUDIO_CODES) from error
 
 
-# Kind of a container to FFmpeg's demuxer and our name. The demuxer is forced, so that no file can
-# ask for one that opens further files.
-FFMPEG = {
-    "mp4": ("mov", "MP4"),
-    "matroska": ("matroska", "MATROSKA"),
-    "asf": ("asf", "ASF"),
-    "adts": ("aac", "ADTS"),
-    "ac3": ("ac3", "AC3"),
-    "eac3": ("eac3", "EAC3"),
-    "amr": ("amr", "AMR"),
-    "wavpack": ("wv", "WAVPACK"),
-    "tta": ("tta", "TTA"),
-}
+# Kinds of container that FFmpeg alone reads.
+FFMPEG = frozenset("mp4 matroska asf adts ac3 eac3 amr wavpack tta".split())
 # Containers that libsndfile reads; FFmpeg decodes codecs in them that libsndfile does not know.
-BOTH = {
-    "riff": ("wav", "WAV"),
-    "w64": ("w64", "W64"),
-    "aiff": ("aiff", "AIFF"),
-    "caf": ("caf", "CAF"),
-    "au": ("au", "AU"),
-    "ogg": ("ogg", "OGG"),
-    "mpeg": ("mp3", "MP3"),
-}
+BOTH = frozenset("riff w64 aiff caf au ogg mpeg".split())
+# FFmpeg's demuxer of a kind, and our name, if they are not the kind. The demuxer is forced, so that
+# no file can ask for one that opens further files.
+DEMUXERS = {"mp4": "mov", "adts": "aac", "wavpack": "wv", "riff": "wav", "mpeg": "mp3"}
+NAMES = {"riff": "WAV", "mpeg": "MP3"}
 # Containers whose length FFmpeg guesses by bit rates.
 GUESSED = frozenset({"adts", "ac3", "eac3", "amr", "ogg", "mpeg"})
 # Containers where only the length of the track tells that the file is cut.
@@ -434,8 +350,8 @@ class AvFile(Decoder):
 
         self.version = str(av.ffmpeg_version_info)
         self._av = av
-        demuxer, name = (FFMPEG | BOTH)[probe.kind]
-        self.format = probe.container or name
+        demuxer = DEMUXERS.get(probe.kind, probe.kind)
+        self.format = probe.container or NAMES.get(probe.kind, probe.kind.upper())
         try:
             self._container = av.open(source, format=demuxer, metadata_errors="ignore")
         except (av.FFmpegError, ValueError) as error:
@@ -457,7 +373,7 @@ class AvFile(Decoder):
         codec.thread_count = 1  # samples must not depend on timing
         self.subtype = codec.name.upper()
         self.samplerate, self.channels = int(codec.sample_rate or 0), int(codec.channels or 0)
-        self.samplerate = OPUS_HZ if codec.name == "opus" else self.samplerate
+        self.samplerate = ogg.OPUS_HZ if codec.name == "opus" else self.samplerate
         if self.samplerate <= 0 or self.channels <= 0:
             raise DecoderError("a sound track without rate or channels")
         options = {"err_detect": "crccheck+explode"} if codec.name in CHECKED_CODECS else {}

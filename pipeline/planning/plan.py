@@ -22,25 +22,8 @@ from earmill.pipeline.common.arrow_types import extra_types
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.text import one_line, quantity
 from earmill.pipeline.common.untrusted import loads_json
-from earmill.pipeline.planning.shards import (
-    PARTED_VERSION,
-    PLAN_VERSION,
-    TYPED_VERSION,
-    PlanId,
-    Shard,
-    ShardWriter,
-    StoredShard,
-    by_shard,
-    encoded,
-    index_table,
-    items_of,
-    part_tables,
-    parts_of,
-    rows_table,
-    store_parts,
-    stored_shards,
-    typed_columns,
-)
+from earmill.pipeline.planning import shards
+from earmill.pipeline.planning.shards import Shard, StoredShard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.files import BLANK_ROW
 from earmill.pipeline.storage.documents import table_of
@@ -124,7 +107,7 @@ class Plan:
     def write(self, store: Layout) -> str:
         path = plan_path(self.plan_id)
         if self.parts:
-            store_parts(self.parts, store, self.plan_id)
+            shards.store_parts(self.parts, store, self.plan_id)
         if not store.exists(path):
             store.write_bytes(path, encode_plan(vars(self), self.parts))
         return path
@@ -142,15 +125,15 @@ class Plan:
                 f"{path}: the plan cannot be read: {one_line(error)}; restore it from a copy, or "
                 "take another output.uri"
             ) from error
-        actual = plan.plan_id if plan.parts else PlanId.of(plan.shards, plan.spec_sha256)
+        actual = plan.plan_id if plan.parts else shards.PlanId.of(plan.shards, plan.spec_sha256)
         if not plan.plan_id == plan_id == actual:
             raise CommitError(f"{path}: expected plan {plan_id}, got rows of plan {actual}")
         return plan
 
 
-def plan_of(shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
-    writer = ShardWriter(spec_sha256, typed_columns(about.get("extra_types", {})))
-    for shard in shards:
+def plan_of(plan_shards: Sequence[Shard], spec_sha256: str, **about: Any) -> Plan:
+    writer = shards.ShardWriter(spec_sha256, shards.typed_columns(about.get("extra_types", {})))
+    for shard in plan_shards:
         writer.add(Shard(shard.shard_id, shard.items))
     packed = tuple(writer.end())
     return Plan(str(writer.plan_id), spec_sha256, packed, **about, estimated=writer.estimated)
@@ -166,33 +149,34 @@ def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
     """Read the row ids of a stored plan by shard, both in order."""
     raw = store.read_bytes(plan_path(plan_id))
     tables: Iterable[pa.Table]
-    if _metadata(table_of(raw, ["shard"]))["version"] == PARTED_VERSION:
-        tables = part_tables(decode_plan(raw, store, plan_id)["shards"], ["shard", "row_id"])
+    if _metadata(table_of(raw, ["shard"]))["version"] == shards.PARTED_VERSION:
+        parts = shards.parts_of(decode_plan(raw, store, plan_id)["shards"])
+        tables = (table_of(part.read(), ["shard", "row_id"]) for part in parts)
     else:
         tables = [table_of(raw, ["shard", "row_id"])]
     row_ids: dict[str, list[str]] = {}
     for table in tables:
-        row_ids |= by_shard(table, table.column("row_id").to_pylist())
+        row_ids |= shards.by_shard(table, table.column("row_id").to_pylist())
     return dict(sorted(row_ids.items()))
 
 
 def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> bytes:
     """Encode the file of a plan from the fields of `Plan`: its rows, or an index of its parts."""
-    typed = typed_columns(fields["extra_types"])
+    typed = shards.typed_columns(fields["extra_types"])
     about = {name: fields[name] for name in ABOUT}
     about |= {name: fields[name] for name in ABOUT_SOME if fields[name]}
     metadata = {
         "plan_id": fields["plan_id"],
         "spec_sha256": fields["spec_sha256"],
         "about": json.dumps(about, sort_keys=True),
-        "version": TYPED_VERSION if typed else PLAN_VERSION,
+        "version": shards.TYPED_VERSION if typed else shards.PLAN_VERSION,
     }
     if not parts:
-        return encoded(rows_table(fields["shards"], typed), metadata)
-    sha256s = [part.sha256 for part in parts_of(parts)]
-    metadata |= {"version": PARTED_VERSION, "parts": json.dumps(sha256s)}
-    table = index_table(parts)
-    return encoded(table, {**metadata, "check": _index_check(table, metadata)})
+        return shards.encoded(shards.rows_table(fields["shards"], typed), metadata)
+    sha256s = [part.sha256 for part in shards.parts_of(parts)]
+    metadata |= {"version": shards.PARTED_VERSION, "parts": json.dumps(sha256s)}
+    table = shards.index_table(parts)
+    return shards.encoded(table, {**metadata, "check": _index_check(table, metadata)})
 
 
 def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
@@ -206,28 +190,32 @@ def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
     table = table_of(raw)
     metadata = _metadata(table)
     about = loads_json(metadata.get("about", "{}"), max_chars=None)
-    shards: tuple[Shard, ...]
-    if metadata["version"] == PARTED_VERSION:
+    plan_shards: tuple[Shard, ...]
+    if metadata["version"] == shards.PARTED_VERSION:
         if _index_check(table, metadata) != metadata["check"]:
             raise CommitError("the index of the plan was altered; restore it from a copy")
         sha256s = loads_json(metadata["parts"], max_chars=None)
-        shards = stored_shards(table, sha256s, store, plan_id)
+        plan_shards = shards.stored_shards(table, sha256s, store, plan_id)
     else:
-        groups = by_shard(table, items_of(table))
-        shards = tuple(Shard(shard_id, tuple(items)) for shard_id, items in groups.items())
+        groups = shards.by_shard(table, shards.items_of(table))
+        plan_shards = tuple(Shard(shard_id, tuple(items)) for shard_id, items in groups.items())
         if "extra_types" not in about:  # earlier releases did not store them
             about["extra_types"] = extra_types(
                 item.extra for items in groups.values() for item in items
             )
     kept = {name: about[name] for name in (*ABOUT, *ABOUT_SOME) if name in about}
-    return {name: metadata[name] for name in ("plan_id", "spec_sha256")} | {"shards": shards} | kept
+    return (
+        {name: metadata[name] for name in ("plan_id", "spec_sha256")}
+        | {"shards": plan_shards}
+        | kept
+    )
 
 
 def _metadata(table: pa.Table) -> dict[str, str]:
     """Return the table's metadata; CommitError if this release cannot read its version."""
     metadata = {key.decode(): text.decode() for key, text in (table.schema.metadata or {}).items()}
     version = metadata.get("version", "")
-    if version not in (PLAN_VERSION, TYPED_VERSION, PARTED_VERSION):
+    if version not in (shards.PLAN_VERSION, shards.TYPED_VERSION, shards.PARTED_VERSION):
         raise CommitError(
             f"expected a plan of version 1, 2 or 3, got {version!r}; use the release that wrote it"
         )

@@ -16,11 +16,10 @@ import hashlib
 import io
 import json
 import tempfile
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -119,14 +118,6 @@ Value = TypeVar("Value")
 
 TYPED_PREFIX = "typed:"
 ESTIMATED = "estimated"  # Column of plans in which some durations are estimated.
-# Columns of plans with spans of long rows: start and end of the whole row.
-PART_START, PART_END = "part_of_start_s", "part_of_end_s"
-# Columns of plans with copies: the row that is copied, see `EqualRow`.
-EQUAL = {name: f"equal_to_{name}" for name in EqualRow._fields}
-# Columns of plans with variants, see `Variant`.
-VARIANT = {name: f"variant_{name}" for name in Variant._fields}
-# Columns of plans of pairs, see `Reference`.
-REFERENCE = {name: f"reference_{name}" for name in Reference._fields}
 IN_JSON = ("string", "int64", "double", "bool")  # Types whose values do not change in JSON.
 
 # `json.dumps` with these options would build an encoder for every row.
@@ -138,62 +129,61 @@ _EXTRA_JSON = json.JSONEncoder(
 # Version 2 of a plan's file has some columns in their own types. Version 3 is an index of parts.
 PLAN_VERSION, TYPED_VERSION, PARTED_VERSION = "1", "2", "3"
 
+# Columns that are fields of `Item`.
+OF_ITEM = {
+    "row_id": pa.string(),
+    "uri": pa.string(),
+    "start_s": pa.float64(),
+    "end_s": pa.float64(),
+    "etag": pa.string(),
+    "size": pa.int64(),
+    "mtime": pa.float64(),
+    "seconds": pa.float64(),
+}
 SCHEMA = pa.schema(
-    [
-        ("shard", pa.string()),
-        ("shard_position", pa.int32()),
-        ("row_id", pa.string()),
-        ("uri", pa.string()),
-        ("start_s", pa.float64()),
-        ("end_s", pa.float64()),
-        ("etag", pa.string()),
-        ("size", pa.int64()),
-        ("mtime", pa.float64()),
-        ("seconds", pa.float64()),
-        ("extra_json", pa.string()),
-        ("source_position", pa.int64()),
-    ]
+    {
+        "shard": pa.string(),
+        "shard_position": pa.int32(),
+        **OF_ITEM,
+        "extra_json": pa.string(),
+        "source_position": pa.int64(),
+    }
 )
+# Fields of `Item` that are tuples or None. Each has columns in the plans where a row has one; the
+# first column is never null in such a row.
+FACTS: dict[str, tuple[Callable[[Iterable[Any]], Any], dict[str, pa.DataType]]] = {
+    "part_of": (tuple, {"part_of_start_s": pa.float64(), "part_of_end_s": pa.float64()}),
+    **{
+        name: (
+            kind._make,
+            {f"{name}_{part}": OF_ITEM.get(part, pa.string()) for part in kind._fields},
+        )
+        for name, kind in (("equal_to", EqualRow), ("variant", Variant), ("reference", Reference))
+    },
+}
 
 
 def rows_table(shards: Sequence[Shard], typed: Mapping[str, pa.DataType]) -> pa.Table:
-    pairs = [(shard, index) for shard in shards for index in range(shard.rows)]
     items = [item for shard in shards for item in shard.items]
     columns: dict[str, list[Any]] = {
-        "shard": [shard.shard_id for shard, _ in pairs],
-        "shard_position": [index for _, index in pairs],
+        "shard": [shard.shard_id for shard in shards for _ in range(shard.rows)],
+        "shard_position": [index for shard in shards for index in range(shard.rows)],
         "extra_json": [
             extra_json({name: value for name, value in item.extra.items() if name not in typed})
             for item in items
         ],
         "source_position": [item.position for item in items],
     }
-    columns |= {
-        name: [getattr(item, name) for item in items]
-        for name in SCHEMA.names
-        if name not in columns
-    }
+    columns |= {name: [getattr(item, name) for item in items] for name in OF_ITEM}
     table = pa.table(columns, schema=SCHEMA)
     if any(item.estimated for item in items):
         marks = pa.array([item.estimated for item in items], pa.bool_())
         table = table.append_column(ESTIMATED, marks)
-    if any(item.part_of for item in items):
-        for name, at in ((PART_START, 0), (PART_END, 1)):
-            ends = [item.part_of[at] if item.part_of else None for item in items]
-            table = table.append_column(name, pa.array(ends, pa.float64()))
-    if any(item.equal_to for item in items):
-        for name, column_name in EQUAL.items():
-            texts = [getattr(item.equal_to, name, None) for item in items]
-            table = table.append_column(column_name, pa.array(texts, pa.string()))
-    if any(item.variant for item in items):
-        for name, column_name in VARIANT.items():
-            texts = [getattr(item.variant, name, None) for item in items]
-            table = table.append_column(column_name, pa.array(texts, pa.string()))
-    if any(item.reference for item in items):
-        for name, column_name in REFERENCE.items():
-            values = [getattr(item.reference, name, None) for item in items]
-            cells = pa.array(values, SCHEMA.field(name).type)
-            table = table.append_column(column_name, cells)
+    for of_item, (_, kinds) in FACTS.items():
+        facts = [getattr(item, of_item) for item in items]
+        for at, (name, kind) in enumerate(kinds.items() if any(facts) else ()):
+            cells = pa.array([None if fact is None else fact[at] for fact in facts], kind)
+            table = table.append_column(name, cells)
     for name, kind in typed.items():
         cells = column(name, [item.extra.get(name) for item in items], kind)
         table = table.append_column(TYPED_PREFIX + name, cells)
@@ -223,22 +213,17 @@ def by_shard(table: pa.Table, values: Sequence[Value]) -> dict[str, list[Value]]
 
 
 def _item(row: Mapping[str, Any]) -> Item:
-    kept = ("row_id", "uri", "start_s", "end_s", "etag", "size", "mtime", "seconds")
     typed = {
         name.removeprefix(TYPED_PREFIX): value
         for name, value in row.items()
         if name.startswith(TYPED_PREFIX)
     }
-    start_s = row.get(PART_START)
-    equal = [row.get(column_name) for column_name in EQUAL.values()]
-    variant: list[Any] = [row.get(column_name) for column_name in VARIANT.values()]
-    reference = Reference._make(row.get(column_name) for column_name in REFERENCE.values())
+    fields: dict[str, Any] = {name: row[name] for name in OF_ITEM}
+    for name, (make, kinds) in FACTS.items():
+        values = [row.get(kind) for kind in kinds]
+        fields[name] = None if values[0] is None else make(values)
     return Item(
-        **{name: row[name] for name in kept},
-        equal_to=EqualRow(*map(str, equal)) if all(equal) else None,
-        variant=Variant(*variant) if variant[0] else None,
-        part_of=None if start_s is None else (start_s, row[PART_END]),
-        reference=reference if reference.uri else None,
+        **fields,
         extra=loads_json(row["extra_json"], max_chars=None) | typed,
         position=row["source_position"],
         estimated=bool(row.get(ESTIMATED)),
@@ -289,17 +274,23 @@ class PartFolder:
 class Part:
     number: int
     sha256: str
+    home: PartFolder = field(compare=False)
 
-    def read(self, home: PartFolder) -> bytes:
+    def read(self) -> bytes:
         """Read the file; CommitError if it is missing or has another checksum."""
-        path = part_path(home.plan_id, self.number)
+        path = part_path(self.home.plan_id, self.number)
         try:
-            data = home.store.read_bytes(path)
+            data = self.home.store.read_bytes(path)
         except FileNotFoundError as error:
             raise CommitError(f"{path}: missing, a part of the plan; restore it") from error
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise CommitError(f"{path}: content changed since the plan was made; restore it")
         return data
+
+
+@lru_cache(TABLES_KEPT)
+def _table(part: Part) -> pa.Table:
+    return table_of(part.read())
 
 
 @dataclass(frozen=True)
@@ -312,27 +303,22 @@ class RowRange:
     seconds: float  # Expected seconds of audio.
 
 
+@lru_cache(SHARDS_KEPT)
+def _items(place: RowRange) -> tuple[Item, ...]:
+    return tuple(items_of(_table(place.part).slice(place.first, place.rows)))
+
+
 class StoredShard(Shard):
     """A shard whose rows are in a part. A worker gets it without rows, and reads them."""
 
     place: RowRange
-    home: PartFolder
 
-    def __init__(self, shard_id: str, place: RowRange, home: PartFolder) -> None:
-        vars(self).update(shard_id=shard_id, place=place, home=home)
+    def __init__(self, shard_id: str, place: RowRange) -> None:
+        vars(self).update(shard_id=shard_id, place=place)
 
     @property
     def items(self) -> tuple[Item, ...]:
-        part, first = self.place.part, self.place.first
-
-        def read_items() -> tuple[Item, ...]:
-            table = _recent(
-                _tables, part.sha256, TABLES_KEPT, lambda: table_of(part.read(self.home))
-            )
-            return tuple(items_of(table.slice(first, self.rows)))
-
-        with _lock:
-            return _recent(_items, (part.sha256, first), SHARDS_KEPT, read_items)
+        return _items(self.place)
 
     @property
     def rows(self) -> int:
@@ -341,23 +327,6 @@ class StoredShard(Shard):
     @property
     def seconds(self) -> float:
         return self.place.seconds
-
-
-_lock = threading.Lock()
-_tables: OrderedDict[str, pa.Table] = OrderedDict()
-_items: OrderedDict[tuple[str, int], tuple[Item, ...]] = OrderedDict()
-
-
-def _recent(
-    cache: OrderedDict[Any, Value], key: Any, most: int, read: Callable[[], Value]
-) -> Value:
-    """Return the cache's value of a key, or read it. The `most` last used values stay."""
-    if key not in cache:
-        cache[key] = read()
-    cache.move_to_end(key)
-    while len(cache) > most:
-        cache.popitem(last=False)
-    return cache[key]
 
 
 class ShardWriter:
@@ -391,23 +360,23 @@ class ShardWriter:
             folder = tempfile.mkdtemp(prefix="plan-", dir=own_folder())
             self._home = PartFolder(Layout.open(folder), "new")
         data = encoded(rows_table(self._held, self.typed), {"version": PARTED_VERSION})
-        part = Part(self._parts, hashlib.sha256(data).hexdigest())
+        part = Part(self._parts, hashlib.sha256(data).hexdigest(), self._home)
         self._home.store.write_bytes(part_path(self._home.plan_id, part.number), data)
         first = 0
         for shard in self._held:
             place = RowRange(part, first, shard.rows, shard.seconds)
-            self._stored.append(StoredShard(shard.shard_id, place, self._home))
+            self._stored.append(StoredShard(shard.shard_id, place))
             first += shard.rows
         self._held, self._held_rows, self._parts = [], 0, self._parts + 1
 
 
 def store_parts(shards: Sequence[StoredShard], store: Layout, plan_id: str) -> None:
     """Copy the parts of a new plan to the output; its shards are read there from now on."""
-    home = shards[0].home
+    home = shards[0].place.part.home
     if home.store is store:
         return
     for part in parts_of(shards):
-        path, data = part_path(plan_id, part.number), part.read(home)
+        path, data = part_path(plan_id, part.number), part.read()
         # An interrupted attempt may have stored this part.
         with suppress(FileNotFoundError):
             if store.exists(path) and store.read_bytes(path) == data:
@@ -420,21 +389,14 @@ def parts_of(shards: Sequence[StoredShard]) -> list[Part]:
     return list(dict.fromkeys(shard.place.part for shard in shards))
 
 
-def part_tables(
-    shards: Sequence[StoredShard], columns: Sequence[str] | None = None
-) -> Iterator[pa.Table]:
-    for part in parts_of(shards):
-        yield table_of(part.read(shards[0].home), columns)
-
-
 INDEX_SCHEMA = pa.schema(
-    [
-        ("shard", pa.string()),
-        ("part", pa.int32()),
-        ("first", pa.int32()),
-        ("rows", pa.int32()),
-        ("seconds", pa.float64()),
-    ]
+    {
+        "shard": pa.string(),
+        "part": pa.int32(),
+        "first": pa.int32(),
+        "rows": pa.int32(),
+        "seconds": pa.float64(),
+    }
 )
 
 
@@ -450,12 +412,8 @@ def stored_shards(
     index: pa.Table, sha256s: Sequence[str], store: Layout, plan_id: str
 ) -> tuple[StoredShard, ...]:
     home = PartFolder(store, plan_id)
-    parts = [Part(number, sha256) for number, sha256 in enumerate(sha256s)]
+    parts = [Part(number, sha256, home) for number, sha256 in enumerate(sha256s)]
     return tuple(
-        StoredShard(
-            row["shard"],
-            RowRange(parts[row["part"]], row["first"], row["rows"], row["seconds"]),
-            home,
-        )
-        for row in index.to_pylist()
+        StoredShard(shard_id, RowRange(parts[part], *place))
+        for shard_id, part, *place in zip(*index.to_pydict().values(), strict=True)
     )

@@ -25,6 +25,9 @@ WAV_HEADER = struct.Struct("<4sI4s4sIHHIIHH4sI")
 PCM, FLOAT = 1, 3
 # Sizes from here on mean "not known" to readers of WAV.
 MOST_BYTES = 0xFFFFFF00 - WAV_HEADER.size
+LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+TEXTS = frozenset({pa.string(), pa.large_string(), pa.string_view()})
+BYTES = frozenset({pa.binary(), pa.large_binary(), pa.binary_view()})
 EXPECTED = (
     "expected the bytes of files, paths, or arrays of float, int8, int16 or int32 samples with a "
     "sampling_rate"
@@ -54,7 +57,7 @@ class AudioCell:
         """Return the duration of an array; None for other cells, and without a rate."""
         if self.samples is None or not _is_rate(self.rate_hz):
             return None
-        channels = len(self.samples.values) if _is_list(self.samples.values.type) else 1
+        channels = len(self.samples.values) if isinstance(self.samples.values.type, LISTS) else 1
         return float(len(_values(self.samples)) / max(1, channels) / self.rate_hz)
 
 
@@ -68,10 +71,10 @@ def audio_cell(cell: pa.Scalar, array_rate_hz: int | None = None) -> AudioCell:
     if isinstance(cell, pa.ExtensionScalar | pa.DictionaryScalar):
         return audio_cell(cell.value, array_rate_hz)
     kind = cell.type
-    if _is_list(kind):
+    if isinstance(kind, LISTS):
         return AudioCell(samples=cell, rate_hz=array_rate_hz)
     if not pa.types.is_struct(kind):
-        return AudioCell(path=cell.as_py()) if _is_text(kind) else AudioCell(cell.as_buffer())
+        return AudioCell(path=cell.as_py()) if kind in TEXTS else AudioCell(cell.as_buffer())
     # Fields that are there, of a type that fits, and not null.
     fields = {field.name: cell[field.name] for field in kind}
     held = {name: field for name, field in fields.items() if field.is_valid}
@@ -97,12 +100,12 @@ def check_audio_type(column: str, kind: pa.DataType, array_rate_hz: int | None) 
     fields = {each.name: each.type for each in stored} if pa.types.is_struct(stored) else {}
     known = [name for name, fits in _FIELDS.items() if name in fields and fits(fields[name])]
     advice: str | None = f"{EXPECTED}; name another column in source.audio_column"
-    if _is_list(stored):
+    if isinstance(stored, LISTS):
         advice = _list_advice(stored, array_rate_hz)
     elif "array" in known:
         has_rate = not fields.keys().isdisjoint(RATE_NAMES)
         advice = _list_advice(fields["array"], 1 if has_rate else array_rate_hz)
-    elif known or _is_text(stored) or _is_bytes(stored):
+    elif known or stored in TEXTS or stored in BYTES:
         advice = None
     if advice is not None:
         raise SourceError(f"column {column!r} holds {kind}: {advice}")
@@ -111,8 +114,8 @@ def check_audio_type(column: str, kind: pa.DataType, array_rate_hz: int | None) 
 def _list_advice(kind: pa.DataType, rate_hz: int | None) -> str | None:
     """Return what to do about lists that cannot be read; None for lists that can."""
     value = kind.value_type
-    value = value.value_type if _is_list(value) else value
-    if pa.types.is_struct(value) or _is_text(value) or _is_bytes(value) or _is_list(value):
+    value = value.value_type if isinstance(value, LISTS) else value
+    if pa.types.is_struct(value) or value in TEXTS or value in BYTES or isinstance(value, LISTS):
         return f"{EXPECTED}; of several clips a row make as many rows"
     if pa.types.is_unsigned_integer(value) or value == pa.int64():
         return (
@@ -142,7 +145,7 @@ def wav_of(samples: pa.Scalar, rate_hz: Any, uri: str) -> bytes:
         )
     outer, values = samples.values, _values(samples)
     channels = 1
-    if _is_list(outer.type):
+    if isinstance(outer.type, LISTS):
         channels, lengths = len(outer), {len(one) for one in outer if one.is_valid}
         if outer.null_count or len(lengths) > 1:
             raise NotAudioError(f"{uri}: expected channels of one length, got {sorted(lengths)}")
@@ -180,22 +183,7 @@ def _is_rate(rate_hz: Any) -> bool:
 def _values(samples: pa.Scalar) -> pa.Array:
     """Return the samples of all channels, one behind the other."""
     values = samples.values
-    return values.flatten() if _is_list(values.type) else values
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    of = pa.types
-    return bool(of.is_list(kind) or of.is_large_list(kind) or of.is_fixed_size_list(kind))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    of = pa.types
-    return bool(of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    of = pa.types
-    return bool(of.is_binary(kind) or of.is_large_binary(kind) or of.is_binary_view(kind))
+    return values.flatten() if isinstance(values.type, LISTS) else values
 
 
 # The type of WAV that holds samples of a type exactly.
@@ -207,4 +195,8 @@ _STORED = {
     pa.float32(): "<f4",
     pa.float64(): "<f8",
 }
-_FIELDS = {"bytes": _is_bytes, "path": _is_text, "array": _is_list}
+_FIELDS = {
+    "bytes": BYTES.__contains__,
+    "path": TEXTS.__contains__,
+    "array": lambda kind: isinstance(kind, LISTS),
+}

@@ -338,11 +338,13 @@ def is_away(error: Exception) -> bool:
     return classify(error) in (ErrorKind.REFUSED, ErrorKind.OUTAGE)
 
 
-def damaged_row(uri: str, error: Exception) -> errors.UnreadableError:
+def damaged_row(uri: str, error: Exception) -> errors.RowError:
     """Return the row error of a file of a dataset; raise SourceOutage if the file is away.
 
     An error on bytes that arrived costs one row. If bytes do not arrive, no row is at fault.
     """
+    if isinstance(error, errors.RowError):
+        return error
     if is_away(error):
         raise errors.SourceOutage(f"{uri}: cannot be read: {named_line(error)}") from error
     return unreadable(uri, error)

@@ -9,17 +9,8 @@ import io
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from earmill.pipeline.audio import decoders
 from earmill.pipeline.audio.containers import probe
-from earmill.pipeline.audio.decoders import (
-    GUESSED,
-    UNKNOWN_FRAMES,
-    AvFile,
-    Decoder,
-    DecoderError,
-    DecoderInput,
-    SndFile,
-    open_decoder,
-)
 from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import NotRegularError
 from earmill.pipeline.sources.fetch import Range, SparseFile
@@ -54,19 +45,19 @@ def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) 
         found = probe(source, nbytes, header_only=True, behind=behind)
         if found.damage is not None:
             return None
-        parts = DecoderInput(source)
-        if found.kind in GUESSED:
+        parts = decoders.DecoderInput(source)
+        if found.kind in decoders.GUESSED:
             # libsndfile gives the duration of the header. It may decode at another rate.
-            file: Decoder = SndFile(parts.window(found.start, found.stop), found)
+            file: decoders.Decoder = decoders.SndFile(parts.window(found.start, found.stop), found)
         else:
-            file = open_decoder(parts, found)
+            file = decoders.open_decoder(parts, found)
         file.close()
-    except (DecoderError, TypeError, OSError, NotRegularError):
+    except (decoders.DecoderError, TypeError, OSError, NotRegularError):
         return None  # damaged, or not audio: the worker will say so
     frames = file.frames if found.declared_frames is None else found.declared_frames
-    if isinstance(file, AvFile):
+    if isinstance(file, decoders.AvFile):
         seconds = file.seconds
-    elif frames < UNKNOWN_FRAMES and file.samplerate > 0:
+    elif frames < decoders.UNKNOWN_FRAMES and file.samplerate > 0:
         seconds = frames / file.samplerate
     else:
         return None

@@ -40,7 +40,6 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
-from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.common.monitoring import FETCH, carried
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources import base
@@ -55,8 +54,6 @@ MEMORY_BYTES = 64 << 20  # larger objects are not held in memory
 MOST_BYTES = 64 << 30  # limit for an object of unknown size
 READ_AHEAD_BYTES = 256 << 20  # limit of bytes read ahead of the consumer
 AHEAD_TASKS = 8
-# Objects that one task reads: handing over an object of a few kB costs more than reading it.
-TASK_OBJECTS, TASK_BYTES = 16, 128 << 10
 # An object stalls if no byte arrives for this time, plus its time at the lowest rate.
 STALL_S = 120.0
 SLOWEST_BYTES_PER_S = 100_000
@@ -145,9 +142,9 @@ class RangedFile(SeekableFile):
             missing = Range(self._at + len(kept), last)
             self._block = kept + read_range(self._fs, self._path, missing)
             self._start = self._at
-        data = self._block[self._at - self._start :][:wanted] if wanted else b""
+        first = self._at - self._start
         self._at += wanted
-        return data
+        return self._block[first : first + wanted] if wanted else b""
 
     def _long_block_bytes(self) -> int:
         return LONG_BLOCK_BYTES
@@ -468,32 +465,26 @@ def load_blob(
         return base.row_error(item.uri, error)
 
 
-Group = list[Item]  # Neighbours with one uri.
-
-
 class _Task:
-    """Objects that are being fetched one after the other, each for a group of items; `moved` is the
-    monotonic time in seconds at which bytes last arrived or a try began."""
+    """An object that is being fetched for a group of neighbours with one uri. Bytes last arrived,
+    or a try began, at the monotonic time `moved`, s."""
 
     def __init__(
-        self, pool: ThreadPoolExecutor, batch: list[Group], options: Options, load: Load
+        self, pool: ThreadPoolExecutor, group: list[Item], options: Options, load: Load
     ) -> None:
-        self.batch, self.abandoned, self.moved = batch, False, time.monotonic()
-        self.nbytes = sum(map(_memory_bytes, batch))
+        self.group, self.abandoned, self.moved = group, False, time.monotonic()
+        self.nbytes = _memory_bytes(group)
 
-        def load_all() -> list[Blob | RowError]:
-            return [
-                load_blob(group[0], options, load, self._touch, lambda: self.abandoned)
-                for group in batch
-            ]
+        def load_first() -> Blob | RowError:
+            return load_blob(group[0], options, load, self._touch, lambda: self.abandoned)
 
-        self.future = pool.submit(carried(FETCH, load_all))
+        self.future = pool.submit(carried(FETCH, load_first))
 
     def _touch(self) -> None:
         self.moved = time.monotonic()
 
-    def result(self) -> list[Blob | RowError]:
-        """Wait for the objects; SourceOutage if a read stalls."""
+    def result(self) -> Blob | RowError:
+        """Wait for the object; SourceOutage if a read stalls."""
         limit_s = STALL_S + self.nbytes / SLOWEST_BYTES_PER_S
         with base.source_wait():
             while True:
@@ -501,7 +492,7 @@ class _Task:
                 if wait_for([self.future], timeout=max(0.0, left_s)).done:
                     return self.future.result()
                 if time.monotonic() - self.moved >= limit_s:
-                    raise SourceOutage(f"{self.batch[0][0].uri}: no byte within {limit_s:.0f} s")
+                    raise SourceOutage(f"{self.group[0].uri}: no byte within {limit_s:.0f} s")
 
 
 def fetch_all(
@@ -509,33 +500,29 @@ def fetch_all(
 ) -> Iterator[Fetched]:
     """Yield every item in order with its stream or RowError; a few objects are read ahead. `load`
     is called from several threads. SourceOutage if the store was away for an item."""
-    groups = (list(group) for _, group in groupby(items, key=lambda item: item.uri))
-    waiting = deque(gathered(groups, _memory_bytes, TASK_BYTES, TASK_OBJECTS))
+    waiting = deque(list(group) for _, group in groupby(items, key=lambda item: item.uri))
     running: deque[_Task] = deque()
     pool = ThreadPoolExecutor(AHEAD_TASKS, thread_name_prefix="fetch")
     try:
         while waiting or running:
             while waiting and len(running) < AHEAD_TASKS:
                 held = sum(task.nbytes for task in running)
-                if running and held + sum(map(_memory_bytes, waiting[0])) > READ_AHEAD_BYTES:
+                if running and held + _memory_bytes(waiting[0]) > READ_AHEAD_BYTES:
                     break
                 running.append(_Task(pool, waiting.popleft(), options, load))
             # The task stays in the queue during the wait, so that an early end abandons it too.
-            blobs = deque(running[0].result())
-            for group in running.popleft().batch:
-                # The consumer has the last reference to the bytes.
-                blob = blobs.popleft()
-                for item in group:
-                    stream: BinaryIO | RowError
-                    try:
-                        stream = blob if isinstance(blob, RowError) else blob.opened(item)
-                    except UnreadableError as error:
-                        stream = error
-                    except OSError as error:
-                        stream = base.row_error(item.uri, error)
-                    yield item, stream
-                    del stream
-                del blob
+            blob = running[0].result()
+            for item in running.popleft().group:
+                stream: BinaryIO | RowError
+                try:
+                    stream = blob if isinstance(blob, RowError) else blob.opened(item)
+                except UnreadableError as error:
+                    stream = error
+                except OSError as error:
+                    stream = base.row_error(item.uri, error)
+                yield item, stream
+            # The consumer has the last reference to the bytes.
+            del blob, stream
     finally:
         for task in running:
             task.abandoned = True
@@ -543,7 +530,7 @@ def fetch_all(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _memory_bytes(group: Group) -> int:
+def _memory_bytes(group: list[Item]) -> int:
     # An unknown size counts as the maximum that is held in memory.
     size = group[0].size
     return MEMORY_BYTES if size is None else min(size, MEMORY_BYTES)

@@ -3,7 +3,7 @@
 Rows are sorted by path. The row id is the path below the root, so a corpus that moves keeps its
 ids. Durations come from local headers, or from sizes if a header would cost a request.
 
-`Walk` lists every file below a local folder once. It follows links to folders, which fsspec does
+`walk` lists every file below a local folder once. It follows links to folders, which fsspec does
 not, after the real folders, so a row has its real path as its name if it has one. A link to a
 folder that holds the root is not followed: it would lead back, and to everything outside.
 """
@@ -38,52 +38,45 @@ CUT_CHARACTERS = re.compile(r"[\x00-\x1f?#]|/$")
 UNREACHABLE = "unreachable name"
 
 Entry = tuple[str, dict[str, Any]]
-Identity = tuple[int, int]
 
 
-class Walk:
-    """A walk over a local folder; iterate once. `left_out` counts its hidden files and folders."""
+def walk(root: str, *, hidden: bool = False) -> tuple[list[Entry], int]:
+    """Return the files below a local folder, and the number of hidden files and folders that were
+    left out, unless `hidden`."""
+    entries = list[Entry]()
+    left_out = 0
+    seen = set(map(_identity, Path(root).resolve().parents))
+    links = [(root, "")]
 
-    def __init__(self, root: str, *, hidden: bool = False) -> None:
-        self._hidden = hidden
-        folder = Path(root).resolve()
-        self._seen = {_identity(above.stat()) for above in folder.parents}
-        self._links = [(root, "")]
-        self.left_out = 0
+    def is_kept(name: str) -> bool:
+        nonlocal left_out
+        is_shown = hidden or not name.startswith(".")
+        left_out += not is_shown
+        return is_shown
 
-    def __iter__(self) -> Iterator[Entry]:
-        while self._links:
-            self._links.sort(reverse=True)
-            path, prefix = self._links.pop()
-            if self._is_new(os.stat(path)):
-                yield from self._folder(path, prefix)
+    def fail(error: OSError) -> None:
+        raise error
 
-    def _is_new(self, found: os.stat_result) -> bool:
-        identity = _identity(found)
-        is_new = identity not in self._seen
-        self._seen.add(identity)
-        return is_new
-
-    def _folder(self, path: str, prefix: str) -> Iterator[Entry]:
-        waiting = [(path, prefix)]
-        while waiting:
-            path, prefix = waiting.pop()
-            with os.scandir(path) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
-            for entry in found:
-                name = prefix + entry.name
-                if entry.name.startswith(".") and not self._hidden:
-                    self.left_out += 1
-                elif entry.is_dir(follow_symlinks=False):
-                    if self._is_new(entry.stat(follow_symlinks=False)):
-                        waiting.append((entry.path, f"{name}/"))
-                elif entry.is_symlink() and os.path.isdir(entry.path):
-                    self._links.append((entry.path, f"{name}/"))
-                else:
-                    yield name, file_info(entry.path)
+    while links:
+        links.sort(reverse=True)
+        top, prefix = links.pop()
+        for folder, folders, files in os.walk(top, onerror=fail):
+            if (identity := _identity(folder)) in seen:
+                folders.clear()
+                continue
+            seen.add(identity)
+            below = prefix + f"{folder}/".removeprefix(top).lstrip("/")
+            folders[:] = filter(is_kept, folders)
+            for name in folders:
+                if os.path.islink(path := os.path.join(folder, name)):
+                    links.append((path, f"{below}{name}/"))
+            for name in filter(is_kept, files):
+                entries.append((below + name, file_info(os.path.join(folder, name))))
+    return entries, left_out
 
 
-def _identity(found: os.stat_result) -> Identity:
+def _identity(path: str | Path) -> tuple[int, int]:
+    found = os.stat(path)
     return found.st_dev, found.st_ino
 
 
@@ -187,9 +180,8 @@ class FilesSource:
         if self._single is not None:
             return [self._single]
         if isinstance(self._fs, LocalFileSystem):
-            walk = Walk(self._root, hidden=hidden)
-            listing = list(walk)
-            self._skipped = Counter({HIDDEN: walk.left_out})
+            listing, left_out = walk(self._root, hidden=hidden)
+            self._skipped = Counter({HIDDEN: left_out})
         else:
             listing = self._remote_listing(hidden)
         self._found = len(listing)

@@ -134,15 +134,11 @@ class HfSource:
         if dataset is not None:
             self._dataset = selected(dataset, [spec.audio_column, *self._kept])
             self._cursor = _Cursor(self._dataset)
-        self._uri = hf_location.public_dataset_uri(spec)
+        self._uri, self._folder, self._inside = hf_location.dataset_place(spec)
         named = {"config": spec.config, "revision": spec.revision, "split": spec.split}
         named |= {"column": spec.audio_column} if is_reference else {}
         query = urlencode({key: value for key, value in named.items() if value is not None})
         self._query = f"?{query}" if query else ""
-        self._folder, self._inside = (
-            hf_location.dataset_folder(spec),
-            hf_location.dataset_confinement(spec),
-        )
         self.references: HfSource | None = None
         if spec.reference_column is not None:
             only = {"audio_column": spec.reference_column, "reference_column": None}
@@ -286,8 +282,6 @@ class HfSource:
             row: Row | RowError
             try:
                 row = base.retry_read(partial(self._row_at, RowPlace.of(item)), base.is_away)
-            except RowError as error:
-                row = error
             except Exception as error:
                 row = base.damaged_row(item.uri, error)
             yield item, row

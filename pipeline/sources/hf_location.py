@@ -24,7 +24,7 @@ from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.text import named_line, nearest, one_line
 from earmill.pipeline.sources.base import Item, filesystem, public_uri
 from earmill.pipeline.sources.confinement import Confinement, Place
-from earmill.pipeline.sources.files import Walk
+from earmill.pipeline.sources.files import walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
 from earmill.pipeline.storage.backend import is_local, is_web
 from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
@@ -160,7 +160,7 @@ def check_names(spec: HfSpec) -> None:
             )
     if not local:
         return
-    names = [name for name, _ in Walk(path)] if os.path.isdir(path) else []
+    names = [name for name, _ in walk(path)[0]] if os.path.isdir(path) else []
     files = [f"{path}/{name}" for name in names] or [str(file) for file in fs.glob(path)]
     listed = any(name.rpartition("/")[2] in AUDIO_LISTS for name in names)
     for file in files:
@@ -229,39 +229,24 @@ def quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def public_dataset_uri(spec: HfSpec) -> str:
-    """Return the uri of the dataset for other processes: absolute for local paths."""
-    if not is_local(spec.uri) or not local_exists(spec.uri):
-        return spec.uri
-    return public_uri(*filesystem(spec.uri))
-
-
-def dataset_folder(spec: HfSpec) -> str | None:
-    """Return the folder or prefix of a dataset; None for a dataset of the hub."""
-    uri = public_dataset_uri(spec)
+def dataset_place(spec: HfSpec) -> tuple[str, str | None, Confinement]:
+    """Return the uri of a dataset for other processes, its folder or prefix, and its own places.
+    Audio cells may name these places. A dataset of the hub has no folder."""
+    uri, folder, store = spec.uri, None, None
     if is_local(uri) and not local_exists(uri):
-        return None
-    if is_local(uri) and os.path.isdir(uri):
-        return uri
-    scheme, separator, path = ("", "", uri) if is_local(uri) else uri.partition("://")
-    # The folders before the first glob character and the file name.
-    plain = MAGIC_CHARACTERS.split(path, maxsplit=1)[0]
-    return f"{scheme}{separator}{posixpath.dirname(plain)}"
-
-
-def dataset_confinement(spec: HfSpec) -> Confinement:
-    """Return the places that audio cells may name, which are the dataset's own."""
-    folder, store = dataset_folder(spec), None
-    if folder is None:
-        config, store = datasets.config, f"hf://datasets/{spec.uri}"
+        config, store = datasets.config, f"hf://datasets/{uri}"
         caches = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)
         own = [store, *(os.path.abspath(cache) for cache in caches)]
-    elif is_local(folder):
-        own = [folder]
     else:
-        store = Place.read_at(folder).store
-        own = [folder, store]
-    return Confinement(own, spec.allow, spec.storage_options, store=store)
+        uri = folder = public_uri(*filesystem(uri)) if is_local(uri) else uri
+        if not (is_local(uri) and os.path.isdir(uri)):
+            scheme, separator, path = ("", "", uri) if is_local(uri) else uri.partition("://")
+            # The folders before the first glob character and the file name.
+            plain = MAGIC_CHARACTERS.split(path, maxsplit=1)[0]
+            folder = f"{scheme}{separator}{posixpath.dirname(plain)}"
+        store = None if is_local(folder) else Place.read_at(folder).store
+        own = [folder] if store is None else [folder, store]
+    return uri, folder, Confinement(own, spec.allow, spec.storage_options, store=store)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from io import BytesIO
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import datasets
@@ -37,6 +37,7 @@ from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 MAGIC = b"PAR1"
 END_BYTES = 8
 MOST_FOOTER_BYTES = 256 << 20
+MOST_GROUPS = 1 << 32  # More row groups than a file has.
 BUFFER_BYTES = 1 << 20
 LISTING_THREADS = 16
 TABLES_KEPT = 256
@@ -175,7 +176,7 @@ class ListedRow:
     audio: AudioCell = NOTHING  # A view of its audio cell; with a footer, only its path.
     in_cell: bool = False  # The audio is or may be in the cell, whatever its path.
     estimated_s: float | None = None  # By the bytes of its row group, if they are there.
-    block: int | None = None  # Number of its row group.
+    block: int | None = None  # Number of its row group among all files.
     stat: Mapping[str, Any] = field(default_factory=dict)  # etag and mtime of its file.
 
     @property
@@ -227,11 +228,8 @@ class ParquetRows:
         def listed(shard: int) -> list[ListedRow]:
             return base.retry_listing(lambda: list(self._rows_of(shard, columns, paths, first)))
 
-        block = 0
         for rows in fetch.ahead(listed, range(len(self._files.uris)), LISTING_THREADS):
-            for _, group in groupby(rows, key=lambda row: row.block):
-                yield from (replace(row, block=block) for row in group)
-                block += 1
+            yield from rows
 
     def _rows_of(
         self, shard: int, columns: Sequence[str], paths: bool, first: ByteRate
@@ -266,16 +264,12 @@ class ParquetRows:
                 seconds = [None] * group.rows
             else:
                 seconds = [rate.seconds(name, nbytes) for name in names]
-            for offset in range(group.rows):
-                yield ListedRow(
-                    place=RowPlace(shard, group.first_row + offset),
-                    cells=cells[offset],
-                    audio=AudioCell(path=names[offset]),
-                    in_cell=in_file is not False,
-                    estimated_s=seconds[offset],
-                    block=group.number,
-                    stat=table.stat,
-                )
+            block = shard * MOST_GROUPS + group.number
+            facts = zip(cells, names, seconds, strict=True)
+            for row, (values, name, expected_s) in enumerate(facts, group.first_row):
+                place, clip = RowPlace(shard, row), AudioCell(path=name)
+                is_inside = in_file is not False
+                yield ListedRow(place, values, clip, is_inside, expected_s, block, table.stat)
 
     def _cells(self, read: pa.Table | None, columns: Sequence[str], rows: int) -> list[Row]:
         held = {name: [None] * rows for name in columns}
@@ -379,8 +373,6 @@ class ParquetRows:
             if not table.has(item.etag, item.mtime):
                 raise UnreadableError(f"{item.uri}: {table.path} changed since it was planned")
             return _Asked(item, table, table.group_of(place.row), place.row)
-        except RowError as error:
-            return item, error
         except Exception as error:  # file readers raise any class
             return item, base.damaged_row(item.uri, error)
 

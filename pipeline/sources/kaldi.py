@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import field_validator
 
@@ -54,6 +54,8 @@ class KaldiSection(SourceSection):
 
 class KaldiSource(ManifestSource):
     """The utterances of a data folder, or its recordings if it has no `segments`."""
+
+    kind = "kaldi"
 
     def __init__(self, section: KaldiSection) -> None:
         named = section.model_dump(include={"prefix", "allow", "storage_options"})
@@ -108,9 +110,6 @@ class KaldiSource(ManifestSource):
             if key:
                 found[key] = rest
         return found
-
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "kind": "kaldi"}
 
 
 KALDI = SourceKind(KaldiSection, KaldiSource)

@@ -52,6 +52,8 @@ class LhotseSection(SourceSection):
 class LhotseSource(ManifestSource):
     """The cuts of a manifest, or its recordings."""
 
+    kind = "lhotse"
+
     def __init__(self, section: LhotseSection) -> None:
         named = section.model_dump(exclude={"kind"})
         # Planning takes the durations, and opens no file.
@@ -101,9 +103,6 @@ class LhotseSource(ManifestSource):
             "duration": duration,
             **{name: spoken.get(name) for name in OF_SUPERVISION},
         }
-
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "kind": "lhotse"}
 
 
 LHOTSE = SourceKind(LhotseSection, LhotseSource)

@@ -52,6 +52,8 @@ class ManifestSource:
     """The clips that a table names. `missing` counts the rows whose local file does not exist, and
     `first_missing` names the first of these files."""
 
+    kind = "manifest"
+
     def __init__(self, spec: ManifestSpec) -> None:
         self._spec = spec
         self._path_columns = ["uri"]
@@ -218,24 +220,21 @@ class ManifestSource:
     def _chunks(
         self, columns: Mapping[str, Cells], names: Sequence[str]
     ) -> Iterator[tuple[int, dict[str, list[Any]], list[str], int]]:
-        """Yield chunks of the table without its blank rows: the number of the first row, the cells
-        of the named columns, the resolved uris, and the number of blank rows."""
+        """Yield chunks of the table without its blank rows. A chunk is the number of its first row,
+        the cells of the named columns, the resolved uris, and the number of blank rows."""
         position = 0
         for first in range(0, len(columns["uri"]), CHUNK_ROWS):
             some = columns["uri"][first : first + CHUNK_ROWS]
-            blank = {
+            filled = [
                 at
                 for at, uri in enumerate(some)
-                if _is_blank(uri)
-                and all(_is_blank(cells[first + at]) for cells in columns.values())
-            }
-            filled = [at for at in range(len(some)) if at not in blank]
-            cells = {}
-            for name in names:
-                column = columns[name][first : first + CHUNK_ROWS]
-                cells[name] = [column[at] for at in filled]
+                if not _is_blank(uri)
+                or not all(_is_blank(cells[first + at]) for cells in columns.values())
+            ]
+            chunk = {name: columns[name][first : first + CHUNK_ROWS] for name in names}
+            cells = {name: [column[at] for at in filled] for name, column in chunk.items()}
             uris = [self._resolved(some[at], row) for row, at in enumerate(filled, position)]
-            yield position, cells, uris, len(blank)
+            yield position, cells, uris, len(some) - len(filled)
             position += len(filled)
 
     def _references(self, first: int, cells: Mapping[str, Sequence[Any]]) -> list[str | None]:
@@ -336,7 +335,7 @@ class ManifestSource:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": "manifest",
+            "kind": self.kind,
             "uri": self._spec.uri,
             "resolved": base.public_uri(self._fs, self._path),
         }

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -48,20 +48,12 @@ Cells = Sequence[Any]
 
 
 def scalar(value: Any) -> Scalar:
-    """Convert a cell: lists and mappings to JSON text, dates to ISO text, bytes to None."""
-    as_python = getattr(value, "item", None)
-    if callable(as_python):  # numpy and arrow scalars
-        value = as_python()
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    if isinstance(value, bytes | bytearray | memoryview):
+    """Convert a value of JSON: lists and mappings to JSON text, NaN and infinity to None."""
+    if isinstance(value, float) and not math.isfinite(value):
         return None
-    as_iso = getattr(value, "isoformat", None)
-    return as_iso() if callable(as_iso) else str(value)
+    if isinstance(value, dict | list):
+        return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return cast(Scalar, value)
 
 
 def public_value(value: Any) -> Any:

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import PurePosixPath
@@ -43,7 +42,7 @@ from earmill.pipeline.common.untrusted import (
 from earmill.pipeline.sources import base, fetch
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
-from earmill.pipeline.sources.fetch import Blob, Range, RangedFile
+from earmill.pipeline.sources.fetch import Blob, RangedFile
 from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
 from earmill.pipeline.sources.tables import INTEGER, public_value, scalar
 from earmill.pipeline.spec import Options, PlainUri
@@ -381,13 +380,11 @@ def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:
 
 def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]:
     """Return a stream at the header of the member."""
-    stream: Any
-    if isinstance(fs, LocalFileSystem):
-        stream = open_regular(path)
-    elif place.end - place.start <= fetch.MEMORY_BYTES:
-        return BytesIO(fetch.read_range(fs, path, Range(place.start, place.end)))
-    else:
-        stream = RangedFile(fs, path, place.end, COPY_BYTES)
+    is_here = isinstance(fs, LocalFileSystem)
+    # A remote member of up to `MEMORY_BYTES` is one request.
+    stream: Any = (
+        open_regular(path) if is_here else RangedFile(fs, path, place.end, fetch.MEMORY_BYTES)
+    )
     stream.seek(place.start)
     return closing(stream)
 

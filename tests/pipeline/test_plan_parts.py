@@ -59,8 +59,8 @@ class Listed:
 def in_parts(monkeypatch: pytest.MonkeyPatch, rows: int = 6) -> None:
     """From now on plans of more rows are in parts, and nothing that was read is remembered."""
     monkeypatch.setattr(parts_module, "PART_ROWS", rows)
-    parts_module._tables.clear()
-    parts_module._items.clear()
+    parts_module._table.cache_clear()
+    parts_module._items.cache_clear()
 
 
 @pytest.fixture
@@ -104,11 +104,11 @@ def test_what_travels_to_a_worker_has_no_rows(plan: Plan, tmp_path: Path) -> Non
     sent = pickle.dumps(order)
     assert len(sent) < 1000 and b"sentence" not in sent
     before = plan.shards[2].items
-    parts_module._tables.clear()
-    parts_module._items.clear()
+    parts_module._table.cache_clear()
+    parts_module._items.cache_clear()
     received = pickle.loads(sent).shard
     assert received == plan.shards[2] and received.items == before
-    assert str(tmp_path) in received.home.store.root  # and not this process's folder
+    assert str(tmp_path) in received.place.part.home.store.root  # and not this process's folder
 
 
 def test_typed_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

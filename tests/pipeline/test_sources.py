@@ -208,7 +208,6 @@ class TestFetching:
 
         monkeypatch.setattr(fetch_module, "load_blob", load)
         monkeypatch.setattr(fetch_module, "READ_AHEAD_BYTES", 3500)
-        monkeypatch.setattr(fetch_module, "TASK_BYTES", 1000)
         items = [Item(str(i), f"/clip{i}", size=1000) for i in range(20)]
         for taken, (_, stream) in enumerate(fetch_module.fetch_all(items, lambda uri: {}), start=1):
             assert isinstance(stream, io.BytesIO)

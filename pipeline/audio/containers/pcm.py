@@ -37,8 +37,6 @@ from earmill.pipeline.audio.containers.base import (
 from earmill.pipeline.audio.containers.mpeg import probe_mpeg
 
 RIFF_NAMES = (b"RIFF", b"RIFX", b"RF64", b"BW64")
-# Bytes in front of the samples besides the fields of the format chunk, if there are no others.
-RIFF_FIXED_BYTES = 28
 LONG_SIZE = 0xFFFFFFFF
 
 # libsndfile's names by bytes of a sample.
@@ -61,10 +59,6 @@ MPEG_CODECS = frozenset({0x50, 0x55})
 W64_RIFF = bytes.fromhex("726966662e91cf11a5d628db04c10000")
 W64_TAIL = bytes.fromhex("f3acd3118cd100c04f8edb8a")
 W64_HEADER_BYTES = 24
-# An extensible format names its codec by a GUID of two bytes and this end.
-CODEC_TAIL = bytes.fromhex("000000001000800000aa00389b71")
-# Limits of libsndfile, which takes other numbers for a broken header.
-MOST_CHANNELS, MOST_HZ = 1024, (1 << 31) - 1
 
 
 WRAP = 1 << 32
@@ -98,7 +92,7 @@ class SampleForm:
         subtype = None if rest else subtypes.get(width)
         if subtype is None or not (rate_hz and channels):
             return cls(frame_bytes or None, codec=codec)
-        return cls(frame_bytes, BareSamples(rate_hz, channels, subtype, order, frame_bytes))
+        return cls(frame_bytes, BareSamples(rate_hz, channels, subtype, order))
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class StatedSize:
 
     def compared(self, stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
         present = max(0, nbytes - self.start)
-        believed, bare = Probe(self.kind, codec=self.samples.codec), self.samples.bare
+        believed, is_bare = Probe(self.kind, codec=self.samples.codec), bool(self.samples.bare)
         if self.size is None:
             return self._all_of(stream, present, "unknown")
         if self.size > present:
@@ -131,13 +125,13 @@ class StatedSize:
             return self._refused(f"expected {self.size} bytes of samples, got {present}")
         if not behind or self._nothing_lost(stream, self.size, nbytes):
             return believed
-        if bare is not None:
+        if is_bare:
             others = [size for size in self.others if 0 < size <= present]
             wrapped = range(self.size + WRAP, present + 1, WRAP) if self.wraps else ()
             for size in (*others, *wrapped):
                 if self._nothing_lost(stream, size, nbytes):
-                    return self._as_bare(bare, size, "ignored")
-        if self._is_placeholder(self.size) and (bare or (self.replaced and present < WRAP)):
+                    return self._as_bare(size, "ignored")
+        if self._is_placeholder(self.size) and (is_bare or (self.replaced and present < WRAP)):
             return self._all_of(stream, present, "ignored")
         return self._refused(
             f"expected {self.size} bytes of samples, got {present - self.size} more that are no "
@@ -163,18 +157,18 @@ class StatedSize:
         if not present:
             return believed
         if self.samples.bare is not None:
-            return self._as_bare(self.samples.bare, present, why)
+            return self._as_bare(present, why)
         found = replace(believed, header_size=why)
         if self.replaced is None or present >= WRAP:
             return found
         header = read_at(stream, 0, self.start - 4) + present.to_bytes(4, self.replaced)
         return replace(found, prefix=header, start=self.start)
 
-    def _as_bare(self, bare: BareSamples, size: int, why: HeaderSize) -> Probe:
+    def _as_bare(self, size: int, why: HeaderSize) -> Probe:
         return Probe(
             self.kind,
             header_size=why,
-            samples=bare,
+            samples=self.samples.bare,
             start=self.start,
             stop=self.start + size,
             container=self.container,
@@ -212,25 +206,18 @@ class WaveFormat:
     rate_hz: int | None = None
     samples: SampleForm = SampleForm(codec="WAV codec 0x0000")
     is_extensible: bool = False  # The chunk has the longer form.
-    # First byte of the samples in a file that has no other chunks; None if the fields disagree.
-    plain_start: int | None = None
 
     @classmethod
     def of(cls, fields: bytes, order: ByteOrder) -> WaveFormat:
         words = "<HHIIHH" if order == "little" else ">HHIIHH"
-        tag, channels, rate_hz, _, block, bits = struct.unpack(words, fields[:16].ljust(16, b"\0"))
+        tag, channels, rate_hz, _, block, _ = struct.unpack(words, fields[:16].ljust(16, b"\0"))
         codec = uint(fields[24:26], order) if tag == EXTENSIBLE else tag
         name = f"WAV codec {codec:#06x}"
         if tag not in (*WAV_PLAIN, EXTENSIBLE) or not block:
             return cls(codec, rate_hz, SampleForm(codec=name))
         subtypes = WAV_PLAIN.get(codec, {})
         samples = SampleForm.of(name, rate_hz, channels, block, subtypes, order)
-        agree = samples.bare is not None and bits * channels == 8 * block
-        agree &= channels <= MOST_CHANNELS and rate_hz <= MOST_HZ and order == "little"
-        if tag == EXTENSIBLE:
-            agree &= fields[18:20] == fields[14:16] and fields[26:] == CODEC_TAIL
-        start = RIFF_FIXED_BYTES + len(fields) if agree else None
-        return cls(codec, rate_hz, samples, tag == EXTENSIBLE, start)
+        return cls(codec, rate_hz, samples, tag == EXTENSIBLE)
 
 
 def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
@@ -244,18 +231,6 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
         elif name == b"ds64":
             long_size = uint(read_at(stream, start, 16)[8:16], order)
         elif name == b"data":
-            short, end = "WAVEX" if found.is_extensible else "WAV", start + size
-            is_plain = magic == b"RIFF" and start == found.plain_start and size > 0
-            if is_plain and end <= nbytes <= end + size % 2:
-                # libsndfile takes twice the time for the header and the samples together.
-                return Probe(
-                    "riff",
-                    rate_hz=found.rate_hz,
-                    start=start,
-                    stop=end,
-                    samples=found.samples.bare,
-                    container=short,
-                )
             # EBU Tech 3306: the long size counts only where the short one is -1.
             is_long = long_size is not None and size == LONG_SIZE
             stated = StatedSize(
@@ -276,6 +251,7 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
                 stop = None if stated.size is None else start + stated.size
                 probe = replace(probe, samples=found.samples.bare, start=start, stop=stop)
             if probe.samples is not None or probe.container is not None:
+                short = "WAVEX" if found.is_extensible else "WAV"
                 names = {b"RF64": "RF64", b"BW64": "BW64"}
                 probe = replace(probe, container=names.get(magic, short))
             return replace(probe, rate_hz=found.rate_hz)
@@ -444,13 +420,8 @@ def probe_au(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
     words = "<5I" if order == "little" else ">5I"
     offset, size, encoding, rate_hz, channels = struct.unpack(words, head[4:])
     width, subtype = AU_PLAIN.get(encoding, (0, ""))
-    samples = SampleForm(
-        frame_bytes=width * channels or None,
-        bare=BareSamples(rate_hz, channels, subtype, order, width * channels)
-        if width and channels
-        else None,
-        codec=None if width else f"AU encoding {encoding}",
-    )
+    codec, subtypes = f"AU encoding {encoding}", {width: subtype} if width else {}
+    samples = SampleForm.of(codec, rate_hz, channels, width * channels, subtypes, order)
     data = None if size == AU_UNKNOWN else size
     stated = StatedSize("au", start=offset, size=data, samples=samples, container="AU")
     return stated.compared(stream, nbytes, behind=behind)
