@@ -28,7 +28,7 @@ from earmill.pipeline.formats.block_cache import (
     other_row,
     outside,
 )
-from earmill.pipeline.formats.digest import ShardDigest, differences
+from earmill.pipeline.formats.digest import ShardDigest
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -338,17 +338,6 @@ class ZarrFormat(Format):
         from earmill.pipeline.formats.zarr.write import digest_zarr
 
         return digest_zarr(path, streams)
-
-    def problems(
-        self,
-        path: Path,
-        rows: Sequence[FeatureRow],
-        streams: Sequence[StreamInfo],
-        expected: ShardDigest,
-    ) -> list[str]:
-        from earmill.pipeline.formats.zarr.write import digest_zarr
-
-        return differences(expected, digest_zarr(path, streams, rows, expected))
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
         return ZarrShard(layout, rel, promise, cache)
