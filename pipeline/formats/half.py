@@ -22,7 +22,6 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from amtcore.kernels.vector.jit import kernel, part
-from earmill.pipeline.formats.values import CastError
 
 # Numbers that are narrowed at a time, to stay in the first-level cache from loop to loop.
 BLOCK = 4096
@@ -72,8 +71,9 @@ def _widen(bits, into, factor):  # type: ignore[no-untyped-def]
 
 def narrow(
     values: NDArray[np.float32], into: NDArray[np.float16], factor: float = 1.0
-) -> CastError:
-    """Fill `into`, as many numbers in C order, with finite values times a power of two."""
+) -> tuple[float, float, int, int, int]:
+    """Fill `into`, as many numbers in C order, with finite values times a power of two. Return the
+    fields of `CastError`."""
     if not into.flags.c_contiguous or values.size != into.size:
         raise ValueError(f"expected {values.size} numbers in C order to fill, got {into.shape}")
     found, room = np.zeros(5, np.int64), np.empty((2, BLOCK), np.float32)
@@ -81,7 +81,7 @@ def narrow(
     _narrow(numbers, np.float32(factor), into.reshape(-1).view(np.int16), room, found)
     worst, worst_normal = found[:2].astype(np.int32).view(np.float32).tolist()
     nonzero, normal, kept = found[2:].tolist()
-    return CastError(worst, worst_normal, nonzero, nonzero - normal, nonzero - kept)
+    return worst, worst_normal, nonzero, nonzero - normal, nonzero - kept
 
 
 @kernel

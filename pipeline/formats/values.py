@@ -276,7 +276,7 @@ def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
 
     cast = np.empty(frames.shape, np.float16)
     if frames.dtype == np.float32:
-        return cast, narrow(frames, cast, factor)
+        return cast, CastError(*narrow(frames, cast, factor))
     wanted = frames * frames.dtype.type(factor)
     cast[...] = wanted
     return cast, cast_error(wanted, cast)
