@@ -4,8 +4,9 @@ out of blocks. Frames are joined to fresh arrays, so that no caller edits the ca
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from threading import BoundedSemaphore, Condition
@@ -173,32 +174,6 @@ class FrameSpan:
     last: int
 
 
-class ReadsAhead(Protocol):
-    """A shard whose blocks can be fetched before they are needed, in other threads."""
-
-    rel: str
-
-    def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
-        """Return the numbers of the blocks that hold these frames."""
-
-    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        """Fetch what reading these streams needs first. The threads of the pool wait for nothing
-        but such requests."""
-
-    def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[Sequence[Block]]:
-        """Group blocks for calls of `load`. Fetches what `prepare` would have fetched."""
-
-    def load(self, blocks: Sequence[Block]) -> None:
-        """Fetch and decode blocks into the cache."""
-
-
-class GivesPieces(Protocol):
-    """A shard that gives views of decoded blocks, for callers that copy or convert the frames."""
-
-    def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
-        """Yield the pieces of a span, read-only, in the stored dtype and in any order."""
-
-
 class ShardReader(Protocol):
     """One open shard."""
 
@@ -207,6 +182,48 @@ class ShardReader(Protocol):
 
     def close(self) -> None:
         """Close file handles."""
+
+
+class BlockReader(ABC):
+    """A `ShardReader` of blocks, which threads can fetch into the cache before they are needed. No
+    handle is open between reads.
+
+    Args:
+        rel: Path of the shard in the dataset.
+        columns: Stream name to (width, dtype name) on disk.
+    """
+
+    def __init__(self, rel: str, columns: Mapping[str, tuple[int, str]]) -> None:
+        self.rel, self.columns = rel, columns
+
+    @abstractmethod
+    def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
+        """Yield the pieces of a span, read-only, in the stored dtype and in any order."""
+
+    @abstractmethod
+    def blocks(self, stream: str, span: FrameSpan) -> Sequence[int]:
+        """Return the numbers of the blocks that hold these frames."""
+
+    @abstractmethod
+    def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[Sequence[Block]]:
+        """Group blocks for calls of `load`. Fetches what `prepare` would have fetched."""
+
+    @abstractmethod
+    def load(self, blocks: Sequence[Block]) -> None:
+        """Fetch and decode blocks into the cache."""
+
+    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
+        """Fetch what reading these streams needs first. The threads of the pool wait for nothing
+        but such requests."""
+        return
+
+    def read(self, stream: str, span: FrameSpan) -> np.ndarray:
+        width, dtype = self.columns[stream]
+        shape = span.last - span.first, width
+        return join_frames(self.pieces(stream, span), shape, np.dtype(dtype))
+
+    def close(self) -> None:
+        return
 
 
 def other_row(rel: str, span: FrameSpan, found: object) -> CommitError:
@@ -244,14 +261,6 @@ def join_frames(
 def _check_frames(found: int, wanted: int) -> None:
     if found != wanted:
         raise CommitError(f"expected {wanted} frames, the file gave {found}: run `earmill verify`")
-
-
-def whole(pieces: Iterable[Piece], shape: tuple[int, int], dtype: np.dtype[Any]) -> Frames:
-    """Return pieces of stored rows as one array; a single piece is not copied."""
-    found = [*pieces]
-    if len(found) == 1 and found[0][1].shape == shape:
-        return found[0][1]
-    return join_frames(found, shape, dtype)
 
 
 class FrameView:

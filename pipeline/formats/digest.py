@@ -91,24 +91,6 @@ def digest_rows(
     return ShardDigest(tuple(row.row_id for row in rows), digests)
 
 
-def same_bits(blocks: Iterable[np.ndarray], wanted: Iterable[np.ndarray]) -> bool:
-    """Return True if both hold the same bits in the same order, however they are cut."""
-    given, left = iter(blocks), np.empty(0, np.uint8)
-    for piece in wanted:
-        bits = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
-        while len(bits):
-            if not len(left):
-                block = next(given, None)
-                if block is None:
-                    return False
-                left = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
-            length = min(len(left), len(bits))
-            if not np.array_equal(left[:length], bits[:length]):
-                return False
-            left, bits = left[length:], bits[length:]
-    return not len(left) and not any(len(block) for block in given)
-
-
 def differences(expected: ShardDigest, got: ShardDigest) -> list[str]:
     """Describe the differences of two digests, one line each; empty if they are equal."""
     found = []

@@ -41,18 +41,6 @@ if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedRows:
-    """The committed rows of a shard: `count` rows from row `first` of the table of all rows."""
-
-    table: pa.Table
-    first: int
-    count: int
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        return self.table.column(name).slice(self.first, self.count)
-
-
 @dataclass(frozen=True)
 class Promise:
     """The contents of a data file as its commit and dataset.json state them.
@@ -71,7 +59,7 @@ class Promise:
     frames: Mapping[str, int]
     columns: Mapping[str, tuple[int, str]]
     files: Mapping[str, OutFile]
-    said: CommittedRows | None = field(default=None, compare=False)
+    said: pa.Table | None = field(default=None, compare=False)
     reads: Sequence[str] = field(default=(), compare=False)
 
     def file(self, layout: Layout, rel: str) -> StoredFile:

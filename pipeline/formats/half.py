@@ -14,7 +14,7 @@ below float16's smallest normal number take the term of that number.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -35,24 +35,6 @@ _SMALLEST_NORMAL = np.int32(0x38800000)
 _FIFTEEN = np.int32(0x07800000)
 _TO_INFINITY, _BACK_TO_QUARTER = np.float32(2.0**112), np.float32(2.0**-110)
 _TINY = np.finfo(np.float32).tiny
-
-
-class Narrowed(NamedTuple):
-    """Errors of a conversion to float16.
-
-    Args:
-        worst: Largest relative error of numbers that did not become zero.
-        worst_normal: Largest relative error of normal numbers of float16.
-        nonzero: Count of nonzero inputs.
-        normal: Count of inputs that are normal numbers of float16.
-        kept: Count of nonzero outputs.
-    """
-
-    worst: float
-    worst_normal: float
-    nonzero: int
-    normal: int
-    kept: int
 
 
 def widen(values: NDArray[np.float16], into: NDArray[np.float32], scale: float = 1.0) -> None:
@@ -87,15 +69,19 @@ def _widen(bits, into, factor):  # type: ignore[no-untyped-def]
         into[k] = _float_of(whole) * factor
 
 
-def narrow(values: NDArray[np.float32], into: NDArray[np.float16], factor: float = 1.0) -> Narrowed:
-    """Fill `into`, as many numbers in C order, with finite values times a power of two."""
+def narrow(
+    values: NDArray[np.float32], into: NDArray[np.float16], factor: float = 1.0
+) -> tuple[float, float, int, int, int]:
+    """Fill `into`, as many numbers in C order, with finite values times a power of two. Return the
+    fields of `CastError`."""
     if not into.flags.c_contiguous or values.size != into.size:
         raise ValueError(f"expected {values.size} numbers in C order to fill, got {into.shape}")
     found, room = np.zeros(5, np.int64), np.empty((2, BLOCK), np.float32)
     numbers = np.ascontiguousarray(values).reshape(-1)
     _narrow(numbers, np.float32(factor), into.reshape(-1).view(np.int16), room, found)
     worst, worst_normal = found[:2].astype(np.int32).view(np.float32).tolist()
-    return Narrowed(worst, worst_normal, *found[2:].tolist())
+    nonzero, normal, kept = found[2:].tolist()
+    return worst, worst_normal, nonzero, nonzero - normal, nonzero - kept
 
 
 @kernel
@@ -129,7 +115,8 @@ def _round(wanted, held, into):  # type: ignore[no-untyped-def]
 
 @part
 def _count(wanted, held, found):  # type: ignore[no-untyped-def]
-    """Update the fields of `Narrowed`; errors are compared as bits of positive float32."""
+    """Update both errors of `CastError` and the counts of nonzero and normal numbers and of nonzero
+    results. Errors are compared as bits of positive float32."""
     bits, errors = wanted.view(np.int32), held.view(np.int32)
     kept = 0
     for k in range(len(wanted)):

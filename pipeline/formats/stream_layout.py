@@ -17,12 +17,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.formats.block_cache import FrameView, Piece, join_frames, whole
+from earmill.pipeline.formats.block_cache import FrameView, Piece, join_frames
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.values import (
     BLOCK_FRAMES,
@@ -104,6 +105,13 @@ class StreamLayout:
         `length_column` does. Without `copy` frames may be a `FrameView`."""
         shape = span[1] - span[0], self.stored_width
         return (join_frames if copy else FrameView)(read(*span), shape, dtype, self.scale_factor)
+
+    def _table(self, read: Read, first: int, last: int) -> np.ndarray:
+        """Return stored rows of int8 or events as one array; a single piece is not copied."""
+        found, shape = [*read(first, last)], (last - first, self.stored_width)
+        if len(found) == 1 and found[0][1].shape == shape:
+            return found[0][1]
+        return join_frames(found, shape, np.dtype(self.stored_dtype(INT8)))
 
     def value_attrs(self) -> dict[str, Any]:
         """Return the attributes of a store's array of stored numbers."""
@@ -275,9 +283,7 @@ class Int8Layout(StreamLayout):
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> np.ndarray:
-        def table(first: int, last: int) -> np.ndarray:
-            return whole(read(first, last), (last - first, self.stored_width), np.dtype(INT8))
-
+        table = partial(self._table, read)
         found = read_frames(table, n_stored=n_stored, n_frames=n_frames, span=span)
         return found.astype(dtype, copy=False)
 
@@ -355,18 +361,14 @@ class EventLayout(StreamLayout):
         # Imported here, because only streams of events need it.
         from amtcore.features.spike_events import SpikeEvents
 
-        def table(first: int, last: int) -> np.ndarray:
-            shape = last - first, len(EVENT_COLUMNS)
-            return whole(read(first, last), shape, np.dtype(EVENT_DTYPE))
-
         def step_of(row: int) -> int:
-            return int(table(row, row + 1)[0, 0])
+            return int(self._table(read, row, row + 1)[0, 0])
 
         first, last = 0, n_stored
         if span != (0, n_frames):
             first = bisect_left(range(n_stored), span[0], key=step_of)
             last = bisect_left(range(n_stored), span[1], lo=first, key=step_of)
-        events = table(first, last)
+        events = self._table(read, first, last)
         # One pass over the table for each column; SpikeEvents owns its arrays.
         frame = events[:, 0].astype(np.int64)
         channel, count = events[:, 1].copy(), events[:, 2].copy()

@@ -23,7 +23,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
@@ -209,13 +209,8 @@ class CastError:
 
     @classmethod
     def of_all(cls, errors: Sequence[CastError]) -> CastError:
-        return cls(
-            max(error.worst for error in errors),
-            max(error.worst_normal for error in errors),
-            sum(error.nonzero for error in errors),
-            sum(error.below for error in errors),
-            sum(error.zeroed for error in errors),
-        )
+        worst, worst_normal, *counts = zip(*map(astuple, errors), strict=True)
+        return cls(max(worst), max(worst_normal), *map(sum, counts))
 
 
 def total(parts: Iterable[Mapping[str, CastError]]) -> dict[str, CastError]:
@@ -281,8 +276,7 @@ def halved(frames: Frames, factor: float) -> tuple[Frames, CastError]:
 
     cast = np.empty(frames.shape, np.float16)
     if frames.dtype == np.float32:
-        worst, worst_normal, nonzero, normal, kept = narrow(frames, cast, factor)
-        return cast, CastError(worst, worst_normal, nonzero, nonzero - normal, nonzero - kept)
+        return cast, CastError(*narrow(frames, cast, factor))
     wanted = frames * frames.dtype.type(factor)
     cast[...] = wanted
     return cast, cast_error(wanted, cast)

@@ -16,7 +16,6 @@ The number of batches of an epoch depends on (seed, epoch). Ranks differ by one 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -295,9 +294,7 @@ def bucketed(
         lengths: Rows = np.stack([*frames_of(features, cropper).values()]).max(axis=0)
     else:
         name, unit = "batch_seconds", "microseconds"
-        if isinstance(given, bool) or not isinstance(given, numbers.Real):
-            raise TypeError(f"batch_seconds must be a number of seconds, got {given!r}")
-        if not 0 < float(given) < MAX_SECONDS:
+        if not 0 < order.check_number(name, given, "a number of seconds") < MAX_SECONDS:
             raise ValueError(f"batch_seconds must be above 0, got {given!r}")
         budget = math.floor(float(given) * MICROSECONDS)
         seconds = np.asarray(features.table.column("seconds").to_numpy())

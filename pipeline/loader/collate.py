@@ -4,7 +4,6 @@ dense counts (step, neuron) in float32, which is exact up to 2^24."""
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from earmill.pipeline.formats.block_cache import FrameView
-from earmill.pipeline.loader.epoch_order import check_whole
+from earmill.pipeline.loader.epoch_order import check_number, check_whole
 from earmill.pipeline.loader.rows import Row, line, short, table, values_text
 
 if TYPE_CHECKING:
@@ -241,8 +240,7 @@ def collate_padded(
     """
     if check_whole("multiple_of", multiple_of) < 1:
         raise ValueError(f"multiple_of must be at least 1 frame, got {multiple_of}")
-    if isinstance(pad_value, bool) or not isinstance(pad_value, numbers.Real):
-        raise TypeError(f"pad_value must be a number, got {pad_value!r}")
+    check_number("pad_value", pad_value)
 
     def pad(parts: list[Part], lengths: torch.Tensor) -> Padded:
         n_frames = -(-int(lengths.max()) // multiple_of) * multiple_of

@@ -8,14 +8,13 @@ give the same number of frames; other streams may give one more or less. The beg
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from earmill.pipeline.formats.stream_layout import FRAME_EPSILON, layout_of
-from earmill.pipeline.loader.epoch_order import Rows, unit
+from earmill.pipeline.loader.epoch_order import Rows, check_number, unit
 from earmill.pipeline.loader.rows import FeatureRows, Span
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -37,9 +36,7 @@ class Crop:
     def __post_init__(self) -> None:
         given = {"seconds": self.seconds, "start_s": 0 if self.start_s is None else self.start_s}
         for name, value in given.items():
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise TypeError(f"Crop: {name} must be a number of seconds, got {value!r}")
-            if not 0 <= float(value) < math.inf:
+            if not 0 <= check_number(f"Crop: {name}", value, "a number of seconds") < math.inf:
                 raise ValueError(f"Crop: {name} must be seconds from 0, got {value!r}")
         if self.seconds == 0:
             raise ValueError("Crop: seconds must be above 0, got 0")

@@ -63,6 +63,13 @@ def check_whole(name: str, value: Any) -> int:
     return operator.index(value)
 
 
+def check_number(name: str, value: Any, what: str = "a number") -> float:
+    """Return a number as a float; refuse all other values, also True and False."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be {what}, got {value!r}")
+    return float(value)
+
+
 def keys(n: int, *, seed: int, epoch: int, salt: int, part: int = 0) -> NDArray[np.uint64]:
     """Return n sort keys for one purpose (salt), epoch, and set (part) of a mixture. Counters begin
     2^192 blocks apart for each purpose and 2^128 for each part, so no number is used twice."""
@@ -174,11 +181,9 @@ def rank_share(
 
 
 def choose_window(block_rows: Rows, *, total_bytes: int, window_bytes: int) -> dict[str, Any]:
-    """Choose `lanes` and `window_rows`, so that all open windows together fit into `window_bytes`:
-    one window, or as many lanes (8, 4, 2, 1) as leave each window two blocks."""
-    if isinstance(window_bytes, bool) or not isinstance(window_bytes, numbers.Real):
-        raise TypeError(f"window_bytes must be a number of bytes, got {window_bytes!r}")
-    if not 0 < float(window_bytes) < math.inf:
+    """Choose `lanes` and `window_rows`. All open windows together fit into `window_bytes`: one
+    window, or as many lanes (8, 4, 2, 1) as leave each window two blocks."""
+    if not 0 < check_number("window_bytes", window_bytes, "a number of bytes") < math.inf:
         raise ValueError(f"window_bytes must be above 0, got {window_bytes!r}")
     n_rows = max(1, int(block_rows.sum()))
     if total_bytes <= window_bytes:

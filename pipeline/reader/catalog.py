@@ -42,7 +42,13 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.formats.block_cache import FrameSpan
-from earmill.pipeline.formats.format import CommittedRows, Format, Promise, chosen, explain_damage
+from earmill.pipeline.formats.format import (
+    Format,
+    Promise,
+    chosen,
+    explain_damage,
+    format_of,
+)
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.format import row_groups
 from earmill.pipeline.formats.row_table import (
@@ -191,9 +197,9 @@ class Catalog:
         self.records[shard] = record
         return record
 
-    def shard_file(self, layout: Layout, shard: str, name: str, fmt: Format) -> tuple[str, Promise]:
+    def shard_file(self, layout: Layout, shard: str, name: str) -> tuple[str, Promise]:
         """Return the path of a shard's feature file in a format, and what its commit states."""
-        record = self.record(layout, shard)
+        record, fmt = self.record(layout, shard), format_of(name)
         if name not in record.formats:
             raise CommitError(
                 f"{layout.url()}: expected shard {shard!r} in the format {name!r}, got "
@@ -201,8 +207,7 @@ class Catalog:
             )
         promise = promise_of(record, self.streams, self.dtype, fmt)
         if self.refs:
-            rows = self._rows_at[shard]
-            promise = replace(promise, said=CommittedRows(self._every_row, *rows))
+            promise = replace(promise, said=self._every_row.slice(*self._rows_at[shard]))
         return paths.data_path(shard, record.attempt, fmt.suffix), promise
 
     @property

@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
@@ -30,14 +30,12 @@ from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.block_cache import (
     BlockCache,
-    GivesPieces,
+    BlockReader,
     IoCounts,
     Piece,
-    ReadsAhead,
     ShardReader,
 )
 from earmill.pipeline.formats.format import (
-    Format,
     Promise,
     explain_damage,
     format_of,
@@ -72,7 +70,7 @@ READ_AHEAD_ROWS = 512
 
 class ProcessHandles:
     """Connections, open shards and cached blocks of a set in one process; never pickled. Safe in
-    several threads. If more than `max_open` shards are open, the least recently used one is
+    several threads. If more than `MAX_OPEN_SHARDS` shards are open, the least recently used one is
     closed. The set is not referred to: threads that read ahead must not keep it alive.
     """
 
@@ -81,11 +79,8 @@ class ProcessHandles:
         catalog: Catalog,
         places: RowLocations,
         layout: Layout,
-        fmt: Format,
         format: str,
-        *,
         cache_bytes: int,
-        max_open: int,
     ) -> None:
         self.pid, self.lock, self.layout = os.getpid(), threading.Lock(), layout
         self.counts = IoCounts()
@@ -93,8 +88,7 @@ class ProcessHandles:
         # Path and content of the table of rows that was read last.
         self.rows: tuple[str, pa.Table] = ("", pa.table({}))
         self.ahead: ReadAhead | None = None  # Made when rows are named.
-        self._catalog, self._places, self._fmt, self._format = catalog, places, fmt, format
-        self._max_open = max_open
+        self._catalog, self._places, self._format = catalog, places, format
         # By shard: path of the feature file, and what its commit states.
         self._files: dict[str, tuple[str, Promise]] = {}
         self._changed = threading.Condition()
@@ -106,8 +100,7 @@ class ProcessHandles:
 
     def file(self, shard: str) -> tuple[str, Promise]:
         if shard not in self._files:
-            named = self._catalog.shard_file(self.layout, shard, self._format, self._fmt)
-            self._files[shard] = named
+            self._files[shard] = self._catalog.shard_file(self.layout, shard, self._format)
         return self._files[shard]
 
     def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
@@ -125,19 +118,20 @@ class ProcessHandles:
             if shard in self._open:
                 self._open.move_to_end(shard)
                 return self._open[shard]
-            if ahead and len(self._open) + len(self._being_opened) >= self._max_open:
-                done = [key for key in [*self._read][:-1] if can_read_ahead(self._open.get(key))]
+            if ahead and len(self._open) + len(self._being_opened) >= MAX_OPEN_SHARDS:
+                read = [*self._read][:-1]
+                done = [key for key in read if isinstance(self._open.get(key), BlockReader)]
                 if not done:
-                    raise LookupError(f"{self._max_open} shards are open")
+                    raise LookupError(f"{MAX_OPEN_SHARDS} shards are open")
                 self._close(done[0])
             self._being_opened.add(shard)
         try:
             promise = replace(promise, reads=tuple(self._places.layouts))
-            reader = self._fmt.open(self.layout, rel, promise, self.cache)
+            reader = format_of(self._format).open(self.layout, rel, promise, self.cache)
             with self._changed:
                 self._open[shard] = reader
                 self.counts.shards_opened += 1
-                while len(self._open) > self._max_open:
+                while len(self._open) > MAX_OPEN_SHARDS:
                     self._close(next(iter(self._open)))
                 # A thread that reads ahead may open a shard while another thread closes them all.
                 if ahead and self._closed:
@@ -152,16 +146,15 @@ class ProcessHandles:
     def needed(self, wanted: Wanted) -> Iterator[Needed]:
         """Yield the blocks that hold a row; none if the format does not read ahead."""
         reader = self.reader(self._places.shard(wanted[0]), ahead=True)
-        if can_read_ahead(reader):
-            ahead = cast(ReadsAhead, reader)
+        if isinstance(reader, BlockReader):
             for name, span in self._places.known_ahead(wanted).items():
-                yield ahead, name, ahead.blocks(name, span)
+                yield reader, name, reader.blocks(name, span)
 
     def prepare(self, position: int, pool: Executor) -> None:
         """Open the shard of a row that is read soon, and fetch what locates its blocks."""
         reader = self.reader(self._places.shard(position), ahead=True)
-        if can_read_ahead(reader):
-            cast(ReadsAhead, reader).prepare(self._places.layouts, pool)
+        if isinstance(reader, BlockReader):
+            reader.prepare(self._places.layouts, pool)
 
     def close(self) -> None:
         """Stop reading ahead, close all shards and clear the cache."""
@@ -178,12 +171,6 @@ class ProcessHandles:
         self._read.pop(shard, None)
         if (reader := self._open.pop(shard, None)) is not None:
             reader.close()
-
-
-def can_read_ahead(reader: ShardReader | None) -> bool:
-    """Return True if the reader is a `ReadsAhead`."""
-    # isinstance would look up every method of the protocol on each call.
-    return hasattr(reader, "requests")
 
 
 class FeatureSet(FeatureRows):
@@ -230,8 +217,7 @@ class Features(FeatureSet):
         self._names, self._dtypes = tuple(streams), dict(dtypes)
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
-        self._fmt = format_of(format)
-        self._places = RowLocations(catalog, streams, self._fmt)
+        self._places = RowLocations(catalog, streams, format_of(format))
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
         self._process: ProcessHandles | None = None
 
@@ -435,9 +421,8 @@ class Features(FeatureSet):
 
         def read(first: int, last: int) -> Iterable[Piece]:
             stored = places.stored(position, name, first, last)
-            # isinstance would look up every method of the protocol on each call.
-            if hasattr(reader, "pieces"):
-                return cast(GivesPieces, reader).pieces(name, stored)
+            if isinstance(reader, BlockReader):
+                return reader.pieces(name, stored)
             return [(0, reader.read(name, stored))]
 
         return places.layouts[name].read(
@@ -475,10 +460,7 @@ class Features(FeatureSet):
             process.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_process", "_fmt")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _process=None, _fmt=format_of(state["format"]))
+        return {**self.__dict__, "_process": None}
 
     def _here(self) -> ProcessHandles:
         """Return the handles of this process; after a fork, the parent's handles are not touched.
@@ -490,13 +472,7 @@ class Features(FeatureSet):
             if self._local_cache is not None and not layout.is_local:
                 layout = replace(layout, cache=LocalCache(*self._local_cache))
             process = ProcessHandles(
-                self._catalog,
-                self._places,
-                layout,
-                self._fmt,
-                self.format,
-                cache_bytes=self._cache_bytes,
-                max_open=MAX_OPEN_SHARDS,
+                self._catalog, self._places, layout, self.format, self._cache_bytes
             )
             weakref.finalize(self, process.close)
             self._process = process

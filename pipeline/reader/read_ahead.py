@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from earmill.pipeline.formats.block_cache import Block, BlockCache, BlockKey, ReadsAhead
+from earmill.pipeline.formats.block_cache import Block, BlockCache, BlockKey, BlockReader
 from earmill.pipeline.loader.rows import Span
 
 # A row, and the span of it that is read; None for the whole row.
 Wanted = tuple[int, Span | None]
 Spans = Sequence[Span | None]
 # A reader, a stream, and the blocks of the stream that hold a row.
-Needed = tuple[ReadsAhead, str, Sequence[int]]
+Needed = tuple[BlockReader, str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,6 @@ class ReadAhead:
         self._plans: dict[int, Future[None]] = {}  # Rows for which requests are being made.
         # Shards that were opened before their rows were in the window.
         self._prepared: set[Any] = set()
-        self._planning = 0
 
     def want(
         self, rows: Sequence[int], spans: Spans | None = None, *, in_order: bool = False
@@ -134,8 +133,9 @@ class ReadAhead:
         return min(max(1, step), MAX_STEP)
 
     def settle(self, position: int) -> None:
-        """Wait until the requests for a row are made, or the reader would make them again."""
-        plan = self._plans.get(position)
+        """Wait until the requests for a row are made, or the reader would make them again. Without
+        planners the reader is as fast alone."""
+        plan = self._plans.get(position) if self._pace.planners else None
         if plan is not None:
             with suppress(Exception, CancelledError):
                 plan.result()
@@ -181,20 +181,11 @@ class ReadAhead:
             for row, _ in rows:
                 if self._plans.get(row) is future:
                     del self._plans[row]
-            with self._lock:
-                self._planning -= 1
 
-        with self._lock:
-            self._planning += 1
-        try:
+        with suppress(RuntimeError):  # closed
             future = self._planners.submit(self._plan, rows)
-        except RuntimeError:  # closed
-            with self._lock:
-                self._planning -= 1
-            return
-        if self._pace.planners:
             self._plans.update((row, future) for row, _ in rows)
-        future.add_done_callback(done)
+            future.add_done_callback(done)
 
     def _plan(self, rows: Sequence[Wanted]) -> None:
         """Make requests for the first rows, and queue the other rows after these requests."""
@@ -207,7 +198,7 @@ class ReadAhead:
             self._submit_plan(left[len(now) :])
 
     def _request(self, rows: Sequence[Wanted]) -> None:
-        wanted: dict[str, tuple[ReadsAhead, dict[Block, None]]] = {}
+        wanted: dict[str, tuple[BlockReader, dict[Block, None]]] = {}
         for row in rows:
             for reader, stream, numbers in self._needed(row):
                 _, blocks = wanted.setdefault(reader.rel, (reader, {}))
@@ -216,7 +207,7 @@ class ReadAhead:
             claimed = self._cache.claim(((rel, *block) for block in blocks), ahead=True)
             self._load(reader, [(stream, number) for _, stream, number in claimed])
 
-    def _load(self, reader: ReadsAhead, blocks: Sequence[Block]) -> None:
+    def _load(self, reader: BlockReader, blocks: Sequence[Block]) -> None:
         """Fetch claimed blocks; every claim is released in any case."""
         left: set[BlockKey] = {(reader.rel, *block) for block in blocks}
         try:
@@ -233,7 +224,7 @@ class ReadAhead:
             self._cache.release(left)
 
 
-def _fetch(reader: ReadsAhead, runs: Sequence[Sequence[Block]]) -> None:
+def _fetch(reader: BlockReader, runs: Sequence[Sequence[Block]]) -> None:
     for run in runs:
         with suppress(Exception):
             reader.load(run)

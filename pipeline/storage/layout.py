@@ -7,10 +7,9 @@ import io
 import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -311,13 +310,6 @@ class StoredFile:
         if len(found) != length:
             raise short(f"ends after {start + len(found)}")
         return found
-
-    def parts(self, bounds: Sequence[int]) -> Iterator[Bytes]:
-        """Yield the bytes between neighbouring bounds, fetched in one request; the next
-        `read(passing=True)` may overwrite their memory."""
-        content = self.read(bounds[0], bounds[-1] - bounds[0], passing=self.layout.is_local)
-        for start, end in pairwise(bounds):
-            yield content[start - bounds[0] : end - bounds[0]]
 
     def _local(self, start: int, length: int, passing: bool) -> Bytes:
         """Return bytes of the local file, fewer where it ends before."""

@@ -273,16 +273,8 @@ def remove(path: Path) -> None:
 
 def files_below(folder: str | Path) -> list[str]:
     """Return every file below a folder, links not followed, as `a/b`, in the order of paths."""
-
-    def below(folder: str | Path, prefix: str) -> Iterator[str]:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from below(entry.path, f"{prefix}{entry.name}/")
-                else:
-                    yield prefix + entry.name
-
-    return sorted(below(folder, ""), key=lambda name: name.split("/"))
+    found = (Path(above, name) for above, _, names in os.walk(folder) for name in names)
+    return [path.relative_to(folder).as_posix() for path in sorted(found)]
 
 
 def _entry(path: str) -> Entry:

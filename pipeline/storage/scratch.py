@@ -42,13 +42,11 @@ class OwnedFolder:
         self.owner_pid = os.getpid()
 
     def remove(self) -> None:
-        """Remove the folder with everything in it; safe to call again."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.let_go()
-
-    def remove_at_exit(self) -> None:
-        if self.owner_pid == os.getpid():  # a forked child is no owner
-            self.remove()
+        """Remove the folder with everything in it, but not in a forked child of its owner; safe to
+        call again."""
+        if self.owner_pid == os.getpid():
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.let_go()
 
     def let_go(self) -> None:
         """Release the lock, so that any process may remove the folder."""
@@ -82,7 +80,7 @@ def own_folder() -> str:
     with _making:
         if _own is None or _own.owner_pid != os.getpid() or not os.path.isdir(_own.path):
             _own = OwnedFolder()
-            atexit.register(_own.remove_at_exit)
+            atexit.register(_own.remove)
         return _own.path
 
 

@@ -281,5 +281,5 @@ def loaded(loader: Any) -> list[list[int]]:
 def finish(features: Any) -> None:
     """Wait until nothing is under way."""
     ahead = features._process.ahead
-    while ahead._planning or features._process.cache._loading:
+    while ahead._plans or features._process.cache._loading:
         Event().wait(0.001)

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, other_row, outside
 from earmill.pipeline.formats.format import Promise
+from earmill.pipeline.reader import features
 from earmill.pipeline.reader.features import ProcessHandles
 from earmill.pipeline.storage.layout import Layout
 from tests.short import drawn
@@ -224,15 +225,15 @@ class Opened:
 
 class TestOpenShards:
     @pytest.fixture(autouse=True)
-    def _fake(self) -> None:
+    def _fake(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opener: Any = SimpleNamespace(open=Opened)
+        monkeypatch.setattr(features, "format_of", lambda name: self.opener)
+        monkeypatch.setattr(features, "MAX_OPEN_SHARDS", 2)
         promise = Promise(0, {}, {}, {})
         catalog: Any = SimpleNamespace(shard_file=lambda layout, shard, *_: (shard, promise))
         places: Any = SimpleNamespace(layouts={})
         layout = Layout.open("memory://nowhere")
-        self.shards = ProcessHandles(
-            catalog, places, layout, self.opener, "none", cache_bytes=100, max_open=2
-        )
+        self.shards = ProcessHandles(catalog, places, layout, "none", cache_bytes=100)
 
     def get(self, shard: str) -> Any:
         return self.shards.reader(shard)

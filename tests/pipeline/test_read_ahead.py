@@ -125,7 +125,7 @@ def planned(
     for window in windows:
         asked.clear()
         ahead.want([*window], in_order=in_order)
-        while ahead._planning:
+        while ahead._plans:
             threading.Event().wait(0.001)
         found.append(sorted(asked))
     ahead.close()

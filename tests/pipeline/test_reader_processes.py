@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from earmill import open_features
+from earmill.pipeline.formats.format import format_of
 from earmill.pipeline.reader import features as reader
 from tests.pipeline.reader_data import (
     CELL_BYTES,
@@ -64,14 +65,14 @@ def test_a_shard_is_opened_while_the_set_is_closed(
     """A shard that is opened ahead is closed, as nobody reads it; a row is read all the same."""
     ds = open_features(write_set(tmp_path, formats=["webdataset"]).layout.root)
     begun, go_on = threading.Event(), threading.Event()
-    real_open = type(ds._fmt).open
+    real_open = type(format_of("webdataset")).open
 
     def slow_open(*arguments: Any) -> Any:
         begun.set()
         assert go_on.wait(DEADLINE_S)
         return real_open(*arguments)
 
-    monkeypatch.setattr(type(ds._fmt), "open", slow_open)
+    monkeypatch.setattr(type(format_of("webdataset")), "open", slow_open)
     with ThreadPoolExecutor(1) as pool:
         if ahead:
             reading = pool.submit(ds._here().reader, "00000", ahead=True)

@@ -17,7 +17,6 @@ import earmill.pipeline.formats.parquet.format as parquet_sink
 import earmill.pipeline.formats.zarr.write as zarr_sink
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts, ShardReader
-from earmill.pipeline.formats.format import format_of
 from earmill.pipeline.formats.parquet.format import ParquetShard
 from earmill.pipeline.formats.zarr.format import ZarrShard
 from earmill.pipeline.reader.catalog import load_catalog
@@ -48,7 +47,7 @@ class Opened:
     def __init__(self, root: Path, fmt: str, max_bytes: int = 1 << 20) -> None:
         self.layout = Layout.open(str(root))
         catalog = load_catalog(self.layout)
-        self.rel, self.promise = catalog.shard_file(self.layout, "00000", fmt, format_of(fmt))
+        self.rel, self.promise = catalog.shard_file(self.layout, "00000", fmt)
         self.counts = IoCounts()
         self.cache = BlockCache(max_bytes, self.counts)
         kind = {"zarr": ZarrShard, "parquet": ParquetShard}[fmt]

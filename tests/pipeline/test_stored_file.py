@@ -62,16 +62,7 @@ def test_more_than_a_thread_keeps_is_read_all_the_same(
     np.testing.assert_array_equal(np.concatenate([first, second]), CONTENT)
 
 
-def test_parts_come_one_after_the_other(file: StoredFile) -> None:
-    found = [part.copy() for part in file.parts([5, 1005, 1006, 2906])]
-    assert [len(part) for part in found] == [1000, 1, 1900]
-    np.testing.assert_array_equal(np.concatenate(found), CONTENT[5:2906])
-    assert [*file.parts([5])] == []
-
-
 def test_a_file_that_was_cut_short_is_named(file: StoredFile, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(CONTENT[:500].tobytes())
     with pytest.raises(CommitError, match="from byte 0 on, the file ends after 500"):
         file.read(0, 1000, passing=True)
-    with pytest.raises(CommitError, match="from byte 0 on, the file ends after 500"):
-        [*file.parts([0, 400, 1000])]

@@ -42,7 +42,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,11 +58,11 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import (
     Block,
     BlockCache,
+    BlockReader,
     DecodedBlock,
     FrameSpan,
     Piece,
     ShardReader,
-    join_frames,
     other_row,
     outside,
 )
@@ -413,11 +413,12 @@ class FetchedRanges(SeekableFile):
         return self.read_buffer(nbytes).to_pybytes()
 
 
-class ParquetShard:
-    """A shard's Parquet file for several threads: `ShardReader`, `ReadsAhead` and `GivesPieces`."""
+class ParquetShard(BlockReader):
+    """A shard's Parquet file for several threads. Its footer has the places of all blocks."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
-        self.rel, self._promise, self._cache = rel, promise, cache
+        super().__init__(rel, promise.columns)
+        self._promise, self._cache = promise, cache
         self._stored = promise.file(layout, rel)
         self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
         self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
@@ -446,7 +447,7 @@ class ParquetShard:
             self._numbers[stream] = paths[leaf]
 
     def _checked_form(self, schema: pa.Schema, stream: str) -> CellEncoding:
-        width, dtype = self._promise.columns[stream]
+        width, dtype = self.columns[stream]
         got = schema.field(stream) if stream in schema.names else None
         form = cell_encoding(got.type if got is not None else None)
         wanted = form.field(stream, width, dtype, {})
@@ -458,11 +459,6 @@ class ParquetShard:
                 f"claims {claim}",
             )
         return form
-
-    def read(self, stream: str, span: FrameSpan) -> np.ndarray:
-        width, dtype = self._promise.columns[stream]
-        shape = span.last - span.first, width
-        return join_frames(self.pieces(stream, span), shape, np.dtype(dtype))
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
         first_row = self._long_rows.first(span.row)
@@ -492,7 +488,7 @@ class ParquetShard:
         row = file_row - self._first_row[group]
         # The blocks may be in the cache since an earlier opening of the file.
         if group not in self._ids:
-            self._decoded(self._fetched([self._span_of(ID_COLUMN, group)]), group, [ID_COLUMN])
+            self._decoded(self._fetched({group: [ID_COLUMN]}), group, [ID_COLUMN])
         if self._ids[group][row] != span.row_id:
             raise other_row(self.rel, span, self._ids[group][row])
         begin, end = starts[row : row + 2].tolist()
@@ -507,9 +503,6 @@ class ParquetShard:
 
     def _group_of(self, file_row: int) -> int:
         return bisect_right(self._first_row, file_row) - 1
-
-    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        """Do nothing: the footer has all places."""
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
         run: list[Block] = []
@@ -528,14 +521,11 @@ class ParquetShard:
         for stream, group, block in self._load(blocks):
             self._cache.put((self.rel, stream, group), block)
 
-    def close(self) -> None:
-        """Do nothing: no handle is open between reads."""
-
     def _load(self, blocks: Sequence[Block]) -> Iterator[tuple[str, int, DecodedBlock]]:
         """Yield columns of row groups, after a check of the sizes that the footer claims."""
         columns: dict[int, list[str]] = {}
         for stream, group in sorted(blocks, key=itemgetter(1)):
-            (width, dtype), frames = self._promise.columns[stream], self._promise.frames[stream]
+            (width, dtype), frames = self.columns[stream], self._promise.frames[stream]
             meta = self._footer.row_group(group)
             column = meta.column(self._numbers[stream])
             limit, nbytes = self._forms[stream].limits(meta.num_rows, frames, width, dtype)
@@ -547,29 +537,17 @@ class ParquetShard:
                 )
             no_ids = group not in self._ids and group not in columns
             columns.setdefault(group, [ID_COLUMN] if no_ids else []).append(stream)
-        for group, held in self._arriving(columns):
-            for stream, cells in self._decoded(held, group, columns[group]):
+        held = self._fetched(columns)
+        for group, names in columns.items():
+            for stream, cells in self._decoded(held, group, names):
                 yield stream, group, cells
 
-    def _arriving(
-        self, columns: Mapping[int, Sequence[str]]
-    ) -> Iterator[tuple[int, Sequence[Held]]]:
-        """Yield row groups with their columns; each is decoded before the next is fetched."""
-        spans = {g: [self._span_of(name, g) for name in names] for g, names in columns.items()}
-        wanted = [*joined(chain(*spans.values()), self._gap_bytes)]
-        starts = [min(low for low, _ in each) for each in spans.values()]
-        ends = [max(high for _, high in each) for each in spans.values()]
-        in_turn = all(end <= start for end, start in zip(ends, starts[1:], strict=False))
-        if len(wanted) != 1 or not in_turn:
-            held = self._fetched(wanted)
-            yield from ((group, held) for group in columns)
-            return
-        parts = self._stored.parts([*starts, ends[-1]])
-        for group, start, part in zip(columns, starts, parts, strict=True):
-            yield group, [(start, part)]
-
-    def _fetched(self, spans: Iterable[Span]) -> list[Held]:
-        return [(low, self._stored.read(low, high - low)) for low, high in spans]
+    def _fetched(self, columns: Mapping[int, Sequence[str]]) -> list[Held]:
+        """Fetch the wanted columns of row groups."""
+        every = (self._span_of(name, g) for g, names in columns.items() for name in names)
+        spans = [*joined(every, self._gap_bytes)]
+        passing = len(spans) == 1
+        return [(low, self._stored.read(low, high - low, passing=passing)) for low, high in spans]
 
     def _decoded(
         self, held: Sequence[Held], group: int, columns: Sequence[str]
@@ -591,7 +569,7 @@ class ParquetShard:
                 continue
             chunks = table.column(name).chunks
             cells = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
-            blocks.append((name, self._forms[name].frames(cells, *self._promise.columns[name])))
+            blocks.append((name, self._forms[name].frames(cells, *self.columns[name])))
         return blocks
 
     def _open(self) -> tuple[FetchedRanges, pq.ParquetFile]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import count, groupby, islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,14 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import (
     Block,
     BlockCache,
+    BlockReader,
     FrameSpan,
     Piece,
     ShardReader,
-    join_frames,
     other_row,
     outside,
 )
-from earmill.pipeline.formats.digest import ShardDigest, differences
+from earmill.pipeline.formats.digest import ShardDigest
 from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
@@ -44,29 +44,21 @@ if TYPE_CHECKING:
 # Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
 # processor's cache until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
-PART_BYTES = 2**20  # Decoded together, while the rest of a request is under way.
 VECTORS = ("row_id", "row_start")
 MOST_ENDS = 8  # Objects whose ends are read together with the metadata.
 
 
-class FrameObject(NamedTuple):
-    """An object whose index was read: the file, and its chunks' first byte and end."""
-
-    file: StoredFile
-    spans: NDArray[np.int64]
-
-
-class ZarrShard:
-    """A shard's Zarr store for several threads: `ShardReader`, `ReadsAhead` and `GivesPieces`."""
+class ZarrShard(BlockReader):
+    """A shard's Zarr store for several threads."""
 
     def __init__(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> None:
+        super().__init__(rel, promise.columns)
         self._layout, self._promise, self._cache = layout, promise, cache
-        self.rel = rel
         self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
         self._ends: dict[str, Bytes] = {}  # Last bytes of objects.
         self._arrays, self._values = self._metadata()
         self._vectors: dict[str, Any] = {}
-        self._objects: dict[tuple[str, int], FrameObject] = {}
+        self._indexes: dict[tuple[str, int], NDArray[np.int64]] = {}
         self._asking = Lock()  # Threads that read ahead do not send the same requests twice.
 
     def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
@@ -92,11 +84,6 @@ class ZarrShard:
                 if file.nbytes > self._request_bytes:
                     yield file
 
-    def read(self, stream: str, span: FrameSpan) -> np.ndarray:
-        values = self._values[stream]
-        shape = span.last - span.first, values.width
-        return join_frames(self.pieces(stream, span), shape, values.dtype)
-
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
         """Yield parts of chunks; refuse a row that lies elsewhere in the store or ends before."""
         ids, starts = (self._vector(stream, name) for name in VECTORS)
@@ -120,7 +107,7 @@ class ZarrShard:
         return range((span.start + span.first) // step, -(-(span.start + span.last) // step))
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
-        """Group contiguous chunks of an object, bounded in bytes; see also `_comes_whole`."""
+        """Group contiguous chunks of an object, bounded in bytes."""
         wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
         objects = [
             (stream, number, places)
@@ -131,8 +118,7 @@ class ZarrShard:
             parts = [each[:2] for each in objects if not self._comes_whole(*each[:2], len(each[2]))]
             self._ask_first(wanted, parts, pool)
         for stream, number, places in objects:
-            whole, most = self._comes_whole(stream, number, len(places)), self._request_bytes
-            for run in [places] if whole else self._runs(stream, number, places, most):
+            for _, _, run in self._runs(stream, number, places):
                 yield [(stream, chunk) for chunk in run]
 
     def prepare(self, streams: Iterable[str], pool: Executor) -> None:
@@ -152,15 +138,15 @@ class ZarrShard:
         with self._asking:
             vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
             left = [place for key, place in vectors.items() if key not in self._vectors]
-            unknown = [place for place in objects if place not in self._objects]
-            asked: list[Future[Any]] = [pool.submit(self._object, *each) for each in unknown]
+            unknown = [place for place in objects if place not in self._indexes]
+            asked: list[Future[Any]] = [pool.submit(self._index, *each) for each in unknown]
             asked += [pool.submit(self._vector, *each) for each in left]
             for each in asked:
                 each.result()
 
     def _comes_whole(self, stream: str, number: int, n_chunks: int) -> bool:
         """Return True if an object is fetched in one request, with its index."""
-        if self._layout.is_local or (stream, number) in self._objects:
+        if self._layout.is_local or (stream, number) in self._indexes:
             return False
         whole = n_chunks == self._values[stream].chunks_in(number)
         return whole and self._file(stream, number).nbytes <= self._request_bytes
@@ -174,9 +160,6 @@ class ZarrShard:
         for stream, numbers in _by_stream(blocks):
             for _ in self._load(stream, numbers):
                 pass
-
-    def close(self) -> None:
-        """Do nothing: no handle is open between reads."""
 
     def _vector_key(self, stream: str, name: str) -> str:
         """Return one key for vectors of several streams that have equal bytes."""
@@ -204,8 +187,6 @@ class ZarrShard:
                 missing.append(key)
             else:
                 yield key[2], block[0]
-        if not missing:
-            return
         # Claim chunks, so that threads that read ahead do not read them too. Load them before the
         # wait for other chunks, because other threads may wait for these.
         mine = self._cache.claim(missing)
@@ -213,76 +194,64 @@ class ZarrShard:
             yield from self._load(stream, [chunk for _, _, chunk in mine])
         finally:
             self._cache.release(mine)
-        left = []
         for key in sorted({*missing} - {*mine}):
-            block = self._cache.get(key)
-            if block is None:
-                left.append(key[2])
-            else:
-                yield key[2], block[0]
-        yield from self._load(stream, left)
+            block, chunk = self._cache.get(key), key[2]
+            yield from self._load(stream, [chunk]) if block is None else [(chunk, block[0])]
 
     def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
         for number, places in self._by_object(stream, chunks):
-            if self._comes_whole(stream, number, len(places)):
-                file = self._file(stream, number)
-                content = file.read(0, file.nbytes, passing=True)
-                found = self._object(stream, number, content)
-                yield from self._decoded(stream, places, found, content, 0)
-                continue
-            for run in self._runs(stream, number, places, self._request_bytes):
-                yield from self._arriving(stream, number, run)
-
-    def _arriving(
-        self, stream: str, number: int, run: Sequence[int]
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        """Fetch contiguous chunks in one request, and decode them as they arrive."""
-        found = self._object(stream, number)
-        object_chunks = self._values[stream].object_chunks
-        parts = [*self._runs(stream, number, run, PART_BYTES)]
-        starts = [int(found.spans[part[0] % object_chunks, 0]) for part in parts]
-        arriving = found.file.parts([*starts, int(found.spans[run[-1] % object_chunks, 1])])
-        for part, start, stored in zip(parts, starts, arriving, strict=True):
-            yield from self._decoded(stream, part, found, stored, start)
+            file = self._file(stream, number)
+            for begin, end, run in self._runs(stream, number, places):
+                content = file.read(begin, end - begin, passing=True)
+                spans = self._index(stream, number, content if end == file.nbytes else None)
+                yield from self._decoded(stream, number, run, spans - begin, content)
 
     def _decoded(
-        self, stream: str, chunks: Sequence[int], found: FrameObject, stored: Bytes, start: int
+        self,
+        stream: str,
+        number: int,
+        chunks: Sequence[int],
+        spans: NDArray[np.int64],
+        content: Bytes,
     ) -> list[tuple[int, np.ndarray]]:
-        """Decode and keep chunks of an object, given the bytes of the object from `start` on."""
+        """Decode and keep chunks of an object, given where all its chunks lie in some content."""
         values, blocks = self._values[stream], []
         with self._cache.decoding:
             for chunk in chunks:
                 place = chunk % values.object_chunks
-                low, high = found.spans[place] - start
+                low, high = spans[place]
                 if low < 0:
                     raise self._missing(stream, chunk)
                 try:
-                    frames = values.decode(chunk, stored[low:high])
+                    frames = values.decode(chunk, content[low:high])
                 except CommitError as err:
-                    url = self._layout.url(found.file.rel)
+                    url = self._layout.url(self._object_path(stream, number))
                     raise CommitError(f"{url}, chunk {place}: {err}") from err
                 (frames,) = self._cache.put((self.rel, stream, chunk), (frames,))
                 blocks.append((chunk, frames))
         return blocks
 
     def _runs(
-        self, stream: str, number: int, chunks: Iterable[int], most: int
-    ) -> Iterator[list[int]]:
-        """Group sorted chunks of an object into contiguous byte ranges of at most `most` bytes."""
-        spans = self._object(stream, number).spans
-        object_chunks = self._values[stream].object_chunks
+        self, stream: str, number: int, chunks: Sequence[int]
+    ) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """Group sorted chunks of an object into contiguous ranges, one request each: the first byte
+        of a range, its end, and its chunks. See also `_comes_whole`."""
+        if self._comes_whole(stream, number, len(chunks)):
+            yield 0, self._file(stream, number).nbytes, chunks
+            return
+        spans, object_chunks = self._index(stream, number), self._values[stream].object_chunks
         run, begin, end = list[int](), -1, -1
         for chunk in chunks:
             low, high = spans[chunk % object_chunks].tolist()
             if low < 0:
                 raise self._missing(stream, chunk)
-            if run and (low != end or high - begin > most):
-                yield run
+            if run and (low != end or high - begin > self._request_bytes):
+                yield begin, end, run
                 run = []
             begin, end = begin if run else low, high
             run.append(chunk)
         if run:
-            yield run
+            yield begin, end, run
 
     def _missing(self, stream: str, chunk: int) -> CommitError:
         return CommitError(
@@ -290,14 +259,14 @@ class ZarrShard:
             "committed; run `earmill verify`"
         )
 
-    def _object(self, stream: str, number: int, content: Bytes | None = None) -> FrameObject:
-        """Return an object of a stream; its index is read once, or taken from its content."""
-        if (stream, number) not in self._objects:
+    def _index(self, stream: str, number: int, content: Bytes | None = None) -> NDArray[np.int64]:
+        """Return where the chunks of an object lie, read once or taken from its whole content."""
+        if (stream, number) not in self._indexes:
             file = self._file(stream, number)
             end = self._ends.pop(file.rel, None) if content is None else content
-            spans = arrays.read_index(file, self._values[stream].object_chunks, end)
-            self._objects[stream, number] = FrameObject(file, spans)
-        return self._objects[stream, number]
+            n_chunks = self._values[stream].object_chunks
+            self._indexes[stream, number] = arrays.read_index(file, n_chunks, end)
+        return self._indexes[stream, number]
 
     def _object_path(self, stream: str, number: int) -> str:
         return f"{self.rel}/{stream}/values/c/{number}/0"
@@ -338,17 +307,6 @@ class ZarrFormat(Format):
         from earmill.pipeline.formats.zarr.write import digest_zarr
 
         return digest_zarr(path, streams)
-
-    def problems(
-        self,
-        path: Path,
-        rows: Sequence[FeatureRow],
-        streams: Sequence[StreamInfo],
-        expected: ShardDigest,
-    ) -> list[str]:
-        from earmill.pipeline.formats.zarr.write import digest_zarr
-
-        return differences(expected, digest_zarr(path, streams, rows, expected))
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
         return ZarrShard(layout, rel, promise, cache)

@@ -23,14 +23,15 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from amtcore.features.stream_info import StreamInfo
-from earmill.pipeline.formats.digest import ShardDigest, StreamDigest, digest_blocks, same_bits
+from earmill.pipeline.formats.digest import ShardDigest, digest_blocks
 from earmill.pipeline.formats.format import Promise
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import layout_of, with_scales
-from earmill.pipeline.formats.values import Values, pieces
+from earmill.pipeline.formats.values import Values, join
 from earmill.pipeline.formats.zarr import arrays
 from earmill.pipeline.formats.zarr.arrays import FrameChunks
 from earmill.pipeline.storage.layout import Layout
+from earmill.pipeline.storage.local_store import files_below
 
 # Chosen by measurement on features of all models, see the section on codecs of
 # benchmarks/RESULTS.md.
@@ -173,37 +174,25 @@ def blocks_of(frames: Sequence[Values], size: int) -> Iterator[NDArray[Any]]:
     count = 0
     for values in frames:
         at = 0
-        while count + len(values) - at >= size:
-            cut = at + size - count
-            yield _joined([*parts, values[at:cut]])
-            parts, count, at = [], 0, cut
-        if at < len(values):
-            parts.append(values[at:])
-            count += len(values) - at
+        while at < len(values):
+            parts.append(values[at : at + size - count])
+            at, count = at + len(parts[-1]), count + len(parts[-1])
+            if count == size:
+                yield join(parts)
+                parts, count = [], 0
     if parts:
-        yield _joined(parts)
+        yield join(parts)
 
 
-def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    return np.ascontiguousarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=0)
-
-
-def digest_zarr(
-    path: Path,
-    streams: Sequence[StreamInfo],
-    rows: Sequence[FeatureRow] = (),
-    expected: ShardDigest | None = None,
-) -> ShardDigest:
-    """Return the digest of a written store, read chunk by chunk. Given the written rows and their
-    digest, a stream that equals the rows bit by bit is not hashed."""
+def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
+    """Return the digest of a written store, read chunk by chunk."""
     layout, digests = Layout.open(path.parent), {}
     root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
     about = root["consolidated_metadata"]["metadata"]
     files = {}
-    for file in path.rglob("*"):
-        if file.is_file():
-            rel = file.relative_to(path.parent).as_posix()
-            files[rel] = OutFile(rel, file.stat().st_size, "")
+    for name in files_below(path):
+        rel = f"{path.name}/{name}"
+        files[rel] = OutFile(rel, (path / name).stat().st_size, "")
     promise = Promise(rows=0, frames={}, columns={}, files=files)
 
     def vector(name: str) -> Any:
@@ -220,21 +209,11 @@ def digest_zarr(
 
     for info in streams:
         name = f"{info.name}/values"
-        values, stream = FrameChunks.of(name, about[name]), layout_of(info)
-        width, dtype = values.width, values.dtype.name
-        counts = [vector(f"{info.name}/{each}") for each in ("row_size", *stream.row_counts)]
+        values = FrameChunks.of(name, about[name])
+        columns = ("row_size", *layout_of(info).row_counts)
+        counts = [vector(f"{info.name}/{column}") for column in columns]
         blocks = frames_of(info.name, values)
-        if expected is None:
-            digests[info.name] = digest_blocks(blocks, width, dtype, *counts)
-            continue
-        frames = [row.streams[info.name] for row in rows]
-        sizes = np.array([len(each) for each in frames], np.int64)
-        wanted = zip(counts, (sizes, *stream.counts_of(rows)), strict=True)
-        same = same_bits(blocks, (piece for each in frames for piece in pieces(each))) and all(
-            np.array_equal(*pair) for pair in wanted
-        )
-        sha256 = expected.streams[info.name].sha256 if same else ""
-        digests[info.name] = StreamDigest(values.n_frames, width, dtype, sha256)
+        digests[info.name] = digest_blocks(blocks, values.width, values.dtype.name, *counts)
     # The writer gives every stream the same row ids.
     row_ids = tuple(vector(f"{streams[-1].name}/row_id")) if streams else ()
     return ShardDigest(row_ids, digests)
