@@ -17,17 +17,6 @@ import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
 
-_PRIMITIVE: tuple[Callable[[pa.DataType], bool], ...] = (
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_date,
-    pa.types.is_time,
-    pa.types.is_duration,
-)
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -67,7 +56,8 @@ def _encoded(kind: pa.DataType) -> Any:
         return {"timestamp": [kind.unit, kind.tz]}
     if pa.types.is_decimal(kind):
         return {"decimal": [kind.bit_width, kind.precision, kind.scale]}
-    if any(is_one(kind) for is_one in _PRIMITIVE):
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if is_text or (pa.types.is_primitive(kind) and not pa.types.is_interval(kind)):
         return str(kind)
     for name, is_one in _LISTS.items():
         if is_one(kind):
