@@ -226,12 +226,16 @@ class Extraction:
     def _long(self, clip: LongClip) -> list[CastFeatures]:
         from amtcore.errors import NonFiniteError  # loads torch, which only workers need
 
-        channels = len(clip.channels)
-        models = [self._models(n, [clip.item])[0] for n in range(len(self._extractors))]
-        streams = [[model.open_stream() for model in models] for _ in range(channels)]
-        wholes = [CastFeatures() for _ in range(channels)]
+        models = [self._model(index, clip.item) for index in range(len(self._extractors))]
         infos = [info for model in self._extractors for info in model.streams]
-        owns = [clip.preparer.frame_trim(clip.item, infos) for _ in range(channels)]
+        channels = [
+            (
+                CastFeatures(),
+                [model.open_stream() for model in models],
+                clip.preparer.frame_trim(clip.item, infos),
+            )
+            for _ in clip.channels
+        ]
         pieces = prefetched(
             counted(DECODE, clip.pieces(), current()),
             lambda piece: piece,
@@ -242,14 +246,13 @@ class Extraction:
         )
         try:
             for piece in pieces:
-                for channel, signals in enumerate(piece):
-                    pushes = zip(self._extractors, streams[channel], signals, strict=True)
-                    for model, stream, signal in pushes:
+                for (whole, streams, own), signals in zip(channels, piece, strict=True):
+                    for model, stream, signal in zip(models, streams, signals, strict=True):
                         with doing(MODEL, libraries=FOR_MODELS, model=model.model):
                             made = stream.push(signal)
-                        self._spill(wholes[channel], made, owns[channel])
-            for whole, of_models, own in zip(wholes, streams, owns, strict=True):
-                for model, stream in zip(self._extractors, of_models, strict=True):
+                        self._spill(whole, made, own)
+            for whole, streams, own in channels:
+                for model, stream in zip(models, streams, strict=True):
                     with doing(MODEL, libraries=FOR_MODELS, model=model.model):
                         made = stream.finish()
                     self._spill(whole, made, own, last=True)
@@ -259,12 +262,12 @@ class Extraction:
             raise NonFiniteFeatureError(f"the model refused: {error}") from error
         finally:
             pieces.close()
-        return wholes
+        return [whole for whole, _, _ in channels]
 
-    def _models(self, index: int, items: Sequence[Item]) -> list[Extractor]:
-        """Return the extractor of a model for each row."""
+    def _model(self, index: int, item: Item) -> Extractor:
+        """Return the extractor of a model for a row."""
         listeners = self._listeners.get(index)
-        return [self._extractors[index]] * len(items) if listeners is None else listeners.of(items)
+        return self._extractors[index] if listeners is None else listeners.of(item)
 
     def _extract(
         self, by_model: Sequence[Sequence[Any]], items: Sequence[Item]
@@ -274,8 +277,8 @@ class Extraction:
             lock, name = self._one_caller.get(index, nullcontext()), self._extractors[index].model
             with lock, doing(MODEL, libraries=FOR_MODELS, model=name):
                 places: dict[Extractor, list[int]] = {}
-                for place, model in enumerate(self._models(index, items)):
-                    places.setdefault(model, []).append(place)
+                for place, item in enumerate(items):
+                    places.setdefault(self._model(index, item), []).append(place)
                 for model, of_model in places.items():
                     made = extracted(model, [signals[place] for place in of_model])
                     for place, streams in zip(of_model, made, strict=True):

@@ -32,13 +32,8 @@ class ColumnListeners:
 
         self._column, self._build = column, lru_cache(MODELS_KEPT)(build)
 
-    def of(self, items: Sequence[Item]) -> list[Extractor]:
-        """Return the model of each row; BadListenerError if a row has no valid audiogram."""
-        audiograms = [self._audiogram(item) for item in items]
-        models = {each: self._model(each, items[0]) for each in dict.fromkeys(audiograms)}
-        return [models[each] for each in audiograms]
-
-    def _audiogram(self, item: Item) -> str:
+    def of(self, item: Item) -> Extractor:
+        """Return the model of a row; BadListenerError if the row has no valid audiogram."""
         from amtcore.listener import checked_audiogram
 
         value = item.extra.get(self._column)
@@ -48,18 +43,10 @@ class ColumnListeners:
                 raise ValueError("expected an audiogram, got nothing")
             if isinstance(given, Mapping):  # A struct of a table has all fields of all rows.
                 given = {hz: loss for hz, loss in given.items() if loss is not None}
-            return json.dumps(checked_audiogram("the audiogram", given))
+            return self._build(json.dumps(checked_audiogram("the audiogram", given)))
         except ValueError as error:
-            raise self._refused(item, error) from error
-
-    def _model(self, audiogram: str, item: Item) -> Extractor:
-        try:
-            return self._build(audiogram)
-        except ValueError as error:
-            raise self._refused(item, error) from error
-
-    def _refused(self, item: Item, error: ValueError) -> BadListenerError:
-        return BadListenerError(f"{item.uri}: column {self._column!r}: {one_line(error)}")
+            text = f"{item.uri}: column {self._column!r}: {one_line(error)}"
+            raise BadListenerError(text) from error
 
 
 def column_listeners(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[int, ColumnListeners]:
