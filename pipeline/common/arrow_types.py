@@ -99,14 +99,9 @@ def _struct(*parts: Any) -> pa.DataType:
     return pa.struct([*zip(parts[half:], map(arrow_type, parts[:half]), strict=True)])
 
 
-def _decimal(bits: int, precision: int, scale: int) -> pa.DataType:
-    makers = {32: pa.decimal32, 64: pa.decimal64, 128: pa.decimal128, 256: pa.decimal256}
-    return makers[bits](precision, scale)
-
-
 _MADE: Mapping[str, Callable[..., pa.DataType]] = {
-    "timestamp": lambda unit, tz: pa.timestamp(unit, tz),
-    "decimal": _decimal,
+    "timestamp": pa.timestamp,
+    "decimal": lambda bits, *digits: getattr(pa, f"decimal{bits}")(*digits),
     "list": lambda of: pa.list_(arrow_type(of)),
     "large_list": lambda of: pa.large_list(arrow_type(of)),
     "fixed_size_list": lambda of, size: pa.list_(arrow_type(of), size),

@@ -230,18 +230,14 @@ class Preparer:
             signals = make(ears, audio.rate_hz, gains)
             facts = self.facts(item, audio, gains) | varied
             if reference is None:
-                self._check_ears(len(ears))
+                if len(ears) < (least := max(target.least_ears for target in self.targets)):
+                    raise ChannelIndexError(f"expected {least} channels, got {len(ears)}")
             else:
                 signals = self._paired(item, signals, reference, rows, gains)
                 facts |= reference.facts()
             seconds = ears.shape[1] / audio.rate_hz if varied else audio.seconds
             clips.append(Clip(item, channel, seconds, signals, facts))
         return clips
-
-    def _check_ears(self, ears: int) -> None:
-        least = max(target.least_ears for target in self.targets)
-        if ears < least:
-            raise ChannelIndexError(f"expected {least} channels, got {ears}")
 
     def _decoded_reference(self, pair: PairStream) -> ReferenceAudio:
         """Decode the reference recording of a row, as the row is decoded."""
