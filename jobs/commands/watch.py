@@ -24,6 +24,7 @@ from earmill.pipeline.storage.retrying import store_errors
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from earmill.jobs.report.live import LivePage
     from earmill.pipeline.dataset.watch import JobProgress, JobWatch
     from earmill.pipeline.storage.layout import Layout
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 LOOKING = 0.1
 SAME_LINE_EVERY_S = 60.0  # Seconds between equal lines if standard output is no terminal.
 BAR_WIDTH = 24
+Looks = Iterator[tuple["JobProgress", str]]  # Progress, and the error of a failed look.
 Show = Callable[["JobProgress", bool], None]  # Shows a look; the flag says that it is the last.
 
 
@@ -76,7 +78,9 @@ def watch(
             live = inside.enter_context(Live(console=console(), auto_refresh=False))
             show = partial(_draw, live)
         if page is not None:
-            _serve(layout, job, looks, show, page, every)
+            from earmill.jobs.report.live import LivePage
+
+            _serve(LivePage(layout, job, every), looks, show, page)
             return
         for progress, _ in looks:
             is_last = once or progress.state == "finished"
@@ -85,23 +89,14 @@ def watch(
                 return
 
 
-def _serve(
-    layout: Layout,
-    job: JobWatch,
-    looks: Iterator[tuple[JobProgress, str]],
-    show: Show,
-    place: str,
-    every: float,
-) -> None:
+def _serve(page: LivePage, looks: Looks, show: Show, place: str) -> None:
     """Also serve the page until Ctrl-C. A failed look is shown, and the next look follows."""
-    from earmill.jobs.report.live import LivePage
     from earmill.jobs.report.server import PageServer, parse_place
 
     try:
         where = parse_place(place)
     except ValueError as error:
         raise typer.BadParameter(f"--page: {error}") from error
-    page = LivePage(layout, job, every)
     with PageServer(where, page.waiting()) as server:
         try:
             say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
@@ -122,7 +117,7 @@ def _serve(
 
 def _looks(
     layout: Layout, job: JobWatch, *, once: bool, wait: bool, every: float, goes_on: bool
-) -> Iterator[tuple[JobProgress, str]]:
+) -> Looks:
     """Yield the progress at every look, or the error of a look if watching `goes_on` after it."""
     with store_errors(layout.url()):
         while (progress := job.look()) is None:

@@ -1,8 +1,8 @@
 """The machine and this process: processor, cores, thread pools, GPU.
 
 Setting `AMTCORE_GPU=interpreted` replaces the GPU's driver by an interpreter of the compiled
-kernels, so that a GPU job can be tried on a machine without a GPU. `is_interpreted` asks for it
-without torch.
+kernels. So a GPU job can be tried on a machine without a GPU. `is_interpreted` asks for it without
+torch.
 """
 
 from __future__ import annotations

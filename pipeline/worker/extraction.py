@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,9 @@ from earmill.pipeline.formats.values import BLOCK_FRAMES, Caster, CastError, Fra
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.device import DeviceInput, Gpu, device_errors
 from earmill.pipeline.worker.launches import LaunchBatcher
-from earmill.pipeline.worker.listeners import ColumnListeners
+from earmill.pipeline.worker.listeners import ModelOfRow
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip, ModelOutput
+from earmill.pipeline.worker.prepare import Clip, LongClip, ModelOutput
 
 if TYPE_CHECKING:
     from amtcore.features.feature_model import Extractor
@@ -191,7 +192,7 @@ class Extraction:
         pool: Executor,
         spill_folder: str | None,
         ahead_bytes: int,
-        listeners: Mapping[int, ColumnListeners] = MappingProxyType({}),
+        listeners: Mapping[int, ModelOfRow] = MappingProxyType({}),
     ) -> None:
         self._extractors, self._listeners = tuple(extractors), listeners
         self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
@@ -245,17 +246,18 @@ class Extraction:
             in_flight=1,
         )
         try:
-            for piece in pieces:
-                for (whole, streams, own), signals in zip(channels, piece, strict=True):
-                    for model, stream, signal in zip(models, streams, signals, strict=True):
-                        with doing(MODEL, libraries=FOR_MODELS, model=model.model):
-                            made = stream.push(signal)
-                        self._spill(whole, made, own)
-            for whole, streams, own in channels:
-                for model, stream in zip(models, streams, strict=True):
-                    with doing(MODEL, libraries=FOR_MODELS, model=model.model):
-                        made = stream.finish()
-                    self._spill(whole, made, own, last=True)
+            for piece in chain(pieces, [None]):  # None is the end of the clip.
+                for channel, (whole, streams, own) in enumerate(channels):
+                    signals = None if piece is None else piece[channel]
+                    for index, stream in enumerate(streams):
+                        with doing(MODEL, libraries=FOR_MODELS, model=models[index].model):
+                            made = (
+                                stream.finish() if signals is None else stream.push(signals[index])
+                            )
+                        with doing(ENCODE):
+                            kept = made if own is None else own.take(made)
+                            whole.spill(kept, self._cast, self._spill_folder, last=signals is None)
+            for _, _, own in channels:
                 if own is not None:
                     own.check()
         except NonFiniteError as error:
@@ -267,7 +269,7 @@ class Extraction:
     def _model(self, index: int, item: Item) -> Extractor:
         """Return the extractor of a model for a row."""
         listeners = self._listeners.get(index)
-        return self._extractors[index] if listeners is None else listeners.of(item)
+        return self._extractors[index] if listeners is None else listeners(item)
 
     def _extract(
         self, by_model: Sequence[Sequence[Any]], items: Sequence[Item]
@@ -284,13 +286,6 @@ class Extraction:
                     for place, streams in zip(of_model, made, strict=True):
                         features[place] |= streams
         return [*features]
-
-    def _spill(
-        self, whole: CastFeatures, made: ModelOutput, own: FrameTrim | None, *, last: bool = False
-    ) -> None:
-        with doing(ENCODE):
-            kept = made if own is None else own.take(made)
-            whole.spill(kept, self._cast, self._spill_folder, last=last)
 
 
 class GpuExtraction(Extraction):

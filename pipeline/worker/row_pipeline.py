@@ -198,8 +198,8 @@ class RowProcessor:
 
     def prepare(self, item: Item, stream: BinaryIO | PairStream) -> list[Clip] | LongClip:
         try:
-            for listeners in self._listeners.values():
-                listeners.of(item)
+            for model_of in self._listeners.values():
+                model_of(item)
         except RowError:
             stream.close()
             raise
