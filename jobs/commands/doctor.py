@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from importlib import import_module
+from typing import Annotated, Literal
 
 import typer
 
 from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, say_json
-
-if TYPE_CHECKING:
-    from earmill.jobs.doctor.checks import Check
 
 
 def doctor(
@@ -31,14 +29,21 @@ def doctor(
     from rich.text import Text
 
     from earmill.jobs.doctor import models
-    from earmill.jobs.doctor.checks import State, machine_checks, ray_check, storage_check
+    from earmill.jobs.doctor.checks import (
+        Check,
+        State,
+        checked,
+        machine_checks,
+        ray_check,
+        storage_check,
+    )
 
     store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
 
     def all_checks() -> Iterator[Check]:
         yield from machine_checks()
-        imported = models.import_check()
+        imported = checked("models", lambda: import_module("amtcore.features.registry").__name__)
         has_models = imported.state is State.OK
         yield from models.kernel_checks() if has_models else [imported]
         if has_models and device != "cpu":

@@ -13,6 +13,7 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -269,13 +270,10 @@ def _has_frame_rate(model: str, stream: str) -> bool:
 
 
 def _rate(answer: str) -> float:
-    try:
-        rate = float(answer)
-    except ValueError:
-        rate = math.nan
-    if not 0 < rate < math.inf:
-        raise SpecError(f"expected a number of frames per second above 0, got {answer!r}")
-    return rate
+    with suppress(ValueError):
+        if 0 < (rate := float(answer)) < math.inf:
+            return rate
+    raise SpecError(f"expected a number of frames per second above 0, got {answer!r}")
 
 
 def _word(words: Sequence[str], answer: str) -> str:

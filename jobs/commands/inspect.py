@@ -97,7 +97,11 @@ def _print_chosen(
 
     rows = open_features(uri, storage_options=storage_options)
     total, columns = len(rows), dict.fromkeys(column for column, _, _ in limits)
-    numeric = [field.name for field in rows.table.schema if _is_number(field.type)]
+    numeric = [
+        field.name
+        for field in rows.table.schema
+        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+    ]
     strange = [column for column in columns if column not in numeric]
     if strange:
         raise typer.BadParameter(f"expected a column out of {numeric}, got {strange[0]!r}")
@@ -112,12 +116,6 @@ def _print_chosen(
     for row in found:
         say("  ".join([row["row_id"], *(f"{name} {row[name]:g}" for name in columns)]))
     say(f"{len(found):,} of {total:,} rows")
-
-
-def _is_number(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _contents(

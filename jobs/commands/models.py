@@ -33,9 +33,9 @@ def models(
     listed = listed_models()
     selected = [model for model in listed if name in (None, model["name"])]
     if not selected:
-        known = ", ".join(model["name"] for model in listed)
-        hint = nearest(str(name), [model["name"] for model in listed])
-        raise SpecError(f"no model {name!r}; known: {known}{hint}")
+        known = [model["name"] for model in listed]
+        hint = nearest(str(name), known)
+        raise SpecError(f"no model {name!r}; known: {', '.join(known)}{hint}")
     if as_json:
         print(json.dumps(selected))
         return

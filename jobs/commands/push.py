@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from earmill.jobs.commands import options
 from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import say, say_json
 from earmill.pipeline.common.text import audio, bytes_text
-
-if TYPE_CHECKING:
-    from earmill.pipeline.hub.push import Progress
 
 LINE_EVERY_S = 5.0
 
@@ -55,7 +52,7 @@ def push(
     The token comes from HF_TOKEN or `hf auth login`. After an interruption run the command again:
     files that the hub has are not sent again.
     """
-    from earmill.pipeline.hub.push import contents_of
+    from earmill.pipeline.hub.push import Progress, contents_of
 
     with options.open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,9 @@ from earmill.pipeline.common.retries import patient
 from earmill.pipeline.storage.retrying import store_errors
 
 if TYPE_CHECKING:
+    from rich.live import Live
+
+    from earmill.jobs.report.live import LivePage
     from earmill.pipeline.dataset.watch import JobProgress, JobWatch
     from earmill.pipeline.storage.layout import Layout
 
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 LOOKING = 0.1
 SAME_LINE_EVERY_S = 60.0  # Seconds between equal lines if standard output is no terminal.
 BAR_WIDTH = 24
+Looks = Iterator[tuple["JobProgress", str]]  # Progress, and the error of a failed look.
+Show = Callable[["JobProgress", bool], None]  # Shows a look; the flag says that it is the last.
 
 
 def watch(
@@ -63,35 +69,34 @@ def watch(
     layout = Layout.open(uri, options.parse_storage_options(storage_options))
     job = JobWatch(layout)
     looks = _looks(layout, job, once=once, wait=wait, every=every, goes_on=page is not None)
-    show = _Lines(as_json) if as_json or not sys.stdout.isatty() else _Bar()
-    with closing(show), patient():
+    with ExitStack() as inside:
+        inside.enter_context(patient())
+        show: Show = _Lines(as_json)
+        if not as_json and sys.stdout.isatty():
+            from rich.live import Live
+
+            live = inside.enter_context(Live(console=console(), auto_refresh=False))
+            show = partial(_draw, live)
         if page is not None:
-            _serve(layout, job, looks, show, page, every)
+            from earmill.jobs.report.live import LivePage
+
+            _serve(LivePage(layout, job, every), looks, show, page)
             return
         for progress, _ in looks:
             is_last = once or progress.state == "finished"
-            show(progress, last=is_last)
+            show(progress, is_last)
             if is_last:
                 return
 
 
-def _serve(
-    layout: Layout,
-    job: JobWatch,
-    looks: Iterator[tuple[JobProgress, str]],
-    show: _Lines,
-    place: str,
-    every: float,
-) -> None:
+def _serve(page: LivePage, looks: Looks, show: Show, place: str) -> None:
     """Also serve the page until Ctrl-C. A failed look is shown, and the next look follows."""
-    from earmill.jobs.report.live import LivePage
     from earmill.jobs.report.server import PageServer, parse_place
 
     try:
         where = parse_place(place)
     except ValueError as error:
         raise typer.BadParameter(f"--page: {error}") from error
-    page = LivePage(layout, job, every)
     with PageServer(where, page.waiting()) as server:
         try:
             say(f"{server.url} shows it; Ctrl-C ends it", file=sys.stderr)
@@ -102,7 +107,7 @@ def _serve(
             for progress, trouble in looks:
                 server.show(page.of(progress, trouble))
                 if not state == progress.state == "finished":
-                    show(progress, last=progress.state == "finished")
+                    show(progress, progress.state == "finished")
                 state = progress.state
         except KeyboardInterrupt:
             say("the page is closed", file=sys.stderr)
@@ -112,7 +117,7 @@ def _serve(
 
 def _looks(
     layout: Layout, job: JobWatch, *, once: bool, wait: bool, every: float, goes_on: bool
-) -> Iterator[tuple[JobProgress, str]]:
+) -> Looks:
     """Yield the progress at every look, or the error of a look if watching `goes_on` after it."""
     with store_errors(layout.url()):
         while (progress := job.look()) is None:
@@ -163,31 +168,16 @@ class _Lines:
             for remark in progress_remarks(progress):
                 say(remark)
 
-    def close(self) -> None:
-        """Close nothing."""
 
+def _draw(live: Live, progress: JobProgress, last: bool) -> None:
+    """Draw a bar that stays in place, with the figures beside it."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
 
-class _Bar(_Lines):
-    """A bar that stays in place, with the figures beside it."""
-
-    def __init__(self) -> None:
-        from rich.live import Live
-
-        super().__init__(as_json=False)
-        self._live = Live(console=console(), auto_refresh=False)
-        self._live.start()
-
-    def __call__(self, progress: JobProgress, last: bool) -> None:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        shown = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=1.0, completed=progress.share_done, width=BAR_WIDTH)
-        shown.add_row(bar, Text(f"{progress.name}: {progress_line(progress)}"))
-        for remark in progress_remarks(progress):
-            shown.add_row("", Text(remark, style="yellow"))
-        self._live.update(shown, refresh=True)
-
-    def close(self) -> None:
-        self._live.stop()
+    shown = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=1.0, completed=progress.share_done, width=BAR_WIDTH)
+    shown.add_row(bar, Text(f"{progress.name}: {progress_line(progress)}"))
+    for remark in progress_remarks(progress):
+        shown.add_row("", Text(remark, style="yellow"))
+    live.update(shown, refresh=True)

@@ -11,10 +11,10 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 from earmill.jobs.console import process
@@ -129,13 +129,10 @@ class JsonLines(Reporter):
         say_json(self._tally.to_dict() if is_totals else event.to_dict(), self._stream)
 
 
-class LogLines(Reporter):
+class LogLines(JsonLines):
     """One log line for every event, and totals every few seconds."""
 
-    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
-        self._stream = stream
-        self._job: dict[str, Any] = {}
+    _job: Mapping[str, Any] = MappingProxyType({})  # Fields about the job in every later line.
 
     def _report(self, event: Event) -> None:
         fields, level, text = event.to_dict(), level_of(event), text_of(event)

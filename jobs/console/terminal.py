@@ -25,7 +25,6 @@ from earmill.pipeline.common.text import one_line, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-LINE_BREAK = "\n"
 EXPLAIN = "earmill explain"  # Error lines name this command with a topic.
 _log_lines = [False]  # True in a process whose error events are log lines.
 
@@ -79,7 +78,7 @@ def console(**options: Any) -> Console:
 
     class VisibleConsole(Console):
         def render_str(self, text: str, **style: Any) -> Text:
-            return super().render_str(visible(text, keep=LINE_BREAK), **style)
+            return super().render_str(visible(text, keep="\n"), **style)
 
     return VisibleConsole(markup=False, emoji=False, highlight=False, **options)
 

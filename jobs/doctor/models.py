@@ -35,17 +35,6 @@ class UnequalError(EarmillError, AssertionError):
     """Two computations of the same numbers differ."""
 
 
-def import_check() -> Check:
-    """Import what all models need; State.NO if a package is not installed."""
-
-    def import_models() -> str:
-        from amtcore.features.registry import BUILT_IN
-
-        return f"{len(BUILT_IN)} models can be imported"
-
-    return checked("models", import_models)
-
-
 def kernel_checks() -> Iterator[Check]:
     """Yield one check a model; together they run every family of kernels."""
     import amtcore

@@ -42,8 +42,6 @@ from earmill.pipeline.storage.retrying import is_store_error
 RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 COMPRESSION = 0.75
 LOUDEST = 0.999
-# libmpg123 prints warnings about damaged bytes: a child without standard error decodes these.
-NOISY = frozenset({"MP3"})
 MOST_BYTES = 512 * 2**20  # Larger files are not fetched for a few seconds of sound.
 
 
@@ -86,8 +84,8 @@ class Player:
                 expected = facts.get("bytes_sha256")
                 if expected and digest_of(stream) != expected:
                     return Sound(why="its file has changed since the features were made")
-                is_noisy = facts.get("container") in NOISY
-                samples, rate_hz = self._beginning(stream, item, channel, is_noisy=is_noisy)
+                is_mp3 = facts.get("container") == "MP3"
+                samples, rate_hz = self._beginning(stream, item, channel, is_mp3=is_mp3)
             return Sound(as_mp3(samples, rate_hz), level=self._level(samples))
         except SourceOutage:
             raise
@@ -95,11 +93,12 @@ class Player:
             return Sound(why=f"its source cannot be read: {named_line(error)}")
 
     def _beginning(
-        self, stream: BinaryIO, item: Item, channel: int, *, is_noisy: bool
+        self, stream: BinaryIO, item: Item, channel: int, *, is_mp3: bool
     ) -> tuple[NDArray[np.float32], int]:
         audio = self._spec.audio
         with closing(DecoderPool()) as children:
-            opened = children.open if is_noisy else BlockReader
+            # libmpg123 prints warnings about damaged bytes; a child has no standard error.
+            opened = children.open if is_mp3 else BlockReader
             with opened(
                 stream,
                 uri=item.uri,
@@ -217,17 +216,15 @@ class _Sounds:
 
     def __init__(self, stored: Stored, job: JobSpec | str, seconds: float) -> None:
         self._stored = stored
-        self._player: Player | None = None
-        self._why = job if isinstance(job, str) else ""
-        if not isinstance(job, str):
-            try:
-                self._player = Player(job, seconds)
-            except EarmillError as error:
-                self._why = f"the source cannot be opened: {error}"
+        self._player: Player | str  # A text says why there is none.
+        try:
+            self._player = job if isinstance(job, str) else Player(job, seconds)
+        except EarmillError as error:
+            self._player = f"the source cannot be opened: {error}"
 
     def of(self, row: Mapping[str, Any], facts: Mapping[str, Any]) -> Sound:
-        if self._player is None:
-            return Sound(why=self._why)
+        if isinstance(self._player, str):
+            return Sound(why=self._player)
         wanted = row["plan_row_id"]
         try:
             items = (item for item in self._items[row["shard"]] if item.row_id == wanted)
@@ -237,8 +234,8 @@ class _Sounds:
         except CommitError as error:
             return Sound(why=str(error))
         except SourceOutage as error:  # every further row would wait as long
-            self._player, self._why = None, f"the source is away: {error}"
-            return Sound(why=self._why)
+            self._player = f"the source is away: {error}"
+            return Sound(why=self._player)
 
     @cached_property
     def _items(self) -> Mapping[str, Sequence[Item]]:

@@ -71,7 +71,6 @@ def pooled(values: Values, most: int, axis: int) -> Values:
 
 
 LONGEST_TEXT = 160  # Longer texts are cut, because a name may have 10 kB.
-LINE_BREAK = "\n"
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src data:; media-src data:; "
     "connect-src {connect}; base-uri 'none'; form-action 'none'"
@@ -89,19 +88,15 @@ def page(template: str, values: Mapping[str, Any]) -> str:
     shades = np.frombuffer(palette(), np.uint8).reshape(-1, 3)
     places = np.linspace(0, COLOURS - 1, GRADIENT_STOPS).round().astype(int)
     percents = [100 * k / (GRADIENT_STOPS - 1) for k in range(GRADIENT_STOPS)]
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            values,
-            policy=POLICY.format(script=_hash(script), style=_hash(style), connect=connect),
-            style=Markup(style),
-            script=Markup(script),
-            gradient=[
-                (at, f"#{bytes(shades[k]).hex()}") for at, k in zip(percents, places, strict=True)
-            ],
-            version=version("earmill"),
-        )
+    return ENVIRONMENT.get_template(template).render(
+        values,
+        policy=POLICY.format(script=_hash(script), style=_hash(style), connect=connect),
+        style=Markup(style),
+        script=Markup(script),
+        gradient=[
+            (at, f"#{bytes(shades[k]).hex()}") for at, k in zip(percents, places, strict=True)
+        ],
+        version=version("earmill"),
     )
 
 
@@ -118,27 +113,24 @@ def _hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FunctionLoader(_part),
-        autoescape=True,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"cut": cut, "seconds": seconds_text}
-    return environment
-
-
 def _shown(value: Any) -> Any:
     """Make texts visible; numbers and markup of this package stay as they are."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return visible(value, keep=LINE_BREAK)
+        return visible(value, keep="\n")
     return value
 
 
 @lru_cache(maxsize=16)
 def _part(name: str) -> str:
     return (files("earmill.jobs.report") / "templates" / name).read_text("utf-8")
+
+
+ENVIRONMENT = Environment(
+    loader=FunctionLoader(_part),
+    autoescape=True,
+    finalize=_shown,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters |= {"cut": cut, "seconds": seconds_text}

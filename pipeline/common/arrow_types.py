@@ -17,17 +17,6 @@ import pyarrow as pa
 
 from earmill.pipeline.common.errors import CommitError
 
-_PRIMITIVE: tuple[Callable[[pa.DataType], bool], ...] = (
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_floating,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_date,
-    pa.types.is_time,
-    pa.types.is_duration,
-)
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -67,7 +56,8 @@ def _encoded(kind: pa.DataType) -> Any:
         return {"timestamp": [kind.unit, kind.tz]}
     if pa.types.is_decimal(kind):
         return {"decimal": [kind.bit_width, kind.precision, kind.scale]}
-    if any(is_one(kind) for is_one in _PRIMITIVE):
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if is_text or (pa.types.is_primitive(kind) and not pa.types.is_interval(kind)):
         return str(kind)
     for name, is_one in _LISTS.items():
         if is_one(kind):
@@ -109,14 +99,9 @@ def _struct(*parts: Any) -> pa.DataType:
     return pa.struct([*zip(parts[half:], map(arrow_type, parts[:half]), strict=True)])
 
 
-def _decimal(bits: int, precision: int, scale: int) -> pa.DataType:
-    makers = {32: pa.decimal32, 64: pa.decimal64, 128: pa.decimal128, 256: pa.decimal256}
-    return makers[bits](precision, scale)
-
-
 _MADE: Mapping[str, Callable[..., pa.DataType]] = {
-    "timestamp": lambda unit, tz: pa.timestamp(unit, tz),
-    "decimal": _decimal,
+    "timestamp": pa.timestamp,
+    "decimal": lambda bits, *digits: getattr(pa, f"decimal{bits}")(*digits),
     "list": lambda of: pa.list_(arrow_type(of)),
     "large_list": lambda of: pa.large_list(arrow_type(of)),
     "fixed_size_list": lambda of, size: pa.list_(arrow_type(of), size),

@@ -245,9 +245,6 @@ class SourceOutage(EarmillError, OSError, help_topic="no-answer"):
         super().__init__(message)
         self.kind = kind
 
-    def __reduce__(self) -> tuple[type[SourceOutage], tuple[str, str]]:
-        return type(self), (str(self), self.kind)
-
 
 class StorageError(EarmillError, OSError, help_topic="no-answer"):
     """A file of the output could not be read or written. If it is transient, a later try may

@@ -1,19 +1,17 @@
-"""The machine and this process: processor, cores, thread pools, garbage collection, GPU.
+"""The machine and this process: processor, cores, thread pools, GPU.
 
-`AMTCORE_GPU=interpreted` replaces the GPU's driver by an interpreter of the compiled kernels, so
-that a GPU job can be tried on a machine without a GPU. `is_interpreted` asks for it without torch.
+Setting `AMTCORE_GPU=interpreted` replaces the GPU's driver by an interpreter of the compiled
+kernels. So a GPU job can be tried on a machine without a GPU. `is_interpreted` asks for it without
+torch.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -66,18 +64,6 @@ def run_python(what: str, code: str, given: bytes = b"") -> bytes:
             "error says why"
         )
     return done.stdout
-
-
-@contextmanager
-def freeze_garbage_collector() -> Iterator[None]:
-    """Context without garbage collection, whose objects are never collected later. A warm worker
-    keeps all its objects, and a collection takes a sixth of its start."""
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 GPU_VARIABLE = "AMTCORE_GPU"

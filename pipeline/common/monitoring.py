@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
@@ -74,9 +73,6 @@ class CpuSeconds:
 _known: set[int] = set()  # Threads that have used `doing`.
 
 
-class _Token: ...
-
-
 class _ThreadState(threading.local):
     """The part and tally of this thread, and when they began on its own clock."""
 
@@ -84,10 +80,7 @@ class _ThreadState(threading.local):
         self.part = self.model = ""
         self.tally: CpuSeconds | None = None
         self.since_s = 0.0
-        # The token lives as long as the thread.
-        self.token, thread = _Token(), threading.get_native_id()
-        _known.add(thread)
-        weakref.finalize(self.token, _known.discard, thread).atexit = False
+        _known.add(threading.get_native_id())
 
     def switch(self, part: str, tally: CpuSeconds | None, model: str) -> None:
         now_s = time.thread_time()
@@ -99,7 +92,10 @@ class _ThreadState(threading.local):
 _state = _ThreadState()
 
 
-class doing:
+@contextmanager
+def doing(
+    part: str, tally: CpuSeconds | None = None, *, libraries: str = "", model: str = ""
+) -> Iterator[None]:
     """Context in which this thread's CPU time counts for a part.
 
     Args:
@@ -107,40 +103,26 @@ class doing:
         libraries: FOR_MODELS or FOR_FILES: count the threads of libraries for this kind as well.
         model: Name of the model that computes, see `CpuSeconds.of_models`.
     """
-
-    __slots__ = ("_libraries", "_model", "_outer", "_part", "_tally")
-
-    def __init__(
-        self,
-        part: str,
-        tally: CpuSeconds | None = None,
-        *,
-        libraries: str = "",
-        model: str = "",
-    ) -> None:
-        self._part, self._tally, self._libraries, self._model = part, tally, libraries, model
-
-    def __enter__(self) -> None:
-        self._outer = (_state.part, _state.tally, _state.model)
-        _state.switch(self._part, self._tally or _state.tally, self._model)
-
-    def __exit__(self, *_: object) -> None:
-        if self._libraries and _state.tally is not None:
-            _state.tally.add(self._part, library_threads.spent(self._libraries), self._model)
-        _state.switch(*self._outer)
+    outer = _state.part, _state.tally, _state.model
+    _state.switch(part, tally or _state.tally, model)
+    try:
+        yield
+    finally:
+        if libraries and _state.tally is not None:
+            _state.tally.add(part, library_threads.spent(libraries), model)
+        _state.switch(*outer)
 
 
 def current() -> CpuSeconds | None:
     return _state.tally
 
 
-def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
+def carried(part: str, work: Callable[P, R], model: str = "") -> Callable[P, R]:
     """Return `work` for another thread, counted there as a part of this thread's tally."""
     tally = current()
 
-    @wraps(work)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with doing(part, tally):
+        with doing(part, tally, model=model):
             return work(*args, **kwargs)
 
     return call
@@ -148,13 +130,7 @@ def carried(part: str, work: Callable[P, R]) -> Callable[P, R]:
 
 def carried_alike(work: Callable[[], None]) -> Callable[[], None]:
     """Return `work` for another thread, counted there as this thread's part, model and tally."""
-    part, tally, model = _state.part, _state.tally, _state.model
-
-    def call() -> None:
-        with doing(part, tally, model=model):
-            work()
-
-    return work if tally is None else call
+    return work if current() is None else carried(_state.part, work, _state.model)
 
 
 def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
@@ -188,7 +164,10 @@ class LibraryThreads:
     def spent(self, what: str) -> float:
         """Return the seconds spent for a kind since the last call; new threads count for it."""
         with self._lock:
+            known = set(_known)
             self._works_for = {t: self._works_for.get(t, what) for t in _threads()}
+            # Threads that have ended; the system may give their numbers to threads of libraries.
+            _known.difference_update(known.difference(self._works_for))
             ours = [t for t, its in self._works_for.items() if its == what and t not in _known]
             now_s = {thread: _thread_time(thread) for thread in ours}
             before_s = {thread: self._read_s.get(thread, 0.0) for thread in ours}

@@ -93,16 +93,9 @@ def _without_user(scheme: str, rest: str) -> str:
 
 
 def _clean_query(query: str) -> str:
-    parts = query.split("&")
-    names = [part.partition("=")[0].lower() for part in parts]
-    secret = [
-        "=" in part and bool(_SECRET_NAME.search(n)) for part, n in zip(parts, names, strict=True)
-    ]
-    if not any(secret):
+    names = {part: part.partition("=")[0].lower() for part in query.split("&")}
+    hidden = {part for part, name in names.items() if "=" in part and _SECRET_NAME.search(name)}
+    if not hidden:
         return query
-    kept = [
-        part
-        for part, name, hidden in zip(parts, names, secret, strict=True)
-        if not hidden and name not in _SIGNED_WITH and part != MASK
-    ]
-    return "&".join([*kept, MASK])
+    hidden |= {part for part, name in names.items() if name in _SIGNED_WITH or part == MASK}
+    return "&".join([*(part for part in query.split("&") if part not in hidden), MASK])

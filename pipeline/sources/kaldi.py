@@ -14,13 +14,11 @@ import posixpath
 import re
 from typing import Literal
 
-from pydantic import field_validator
-
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.sources import base
 from earmill.pipeline.sources.manifest import ManifestSource
 from earmill.pipeline.sources.tables import Cells
-from earmill.pipeline.spec import Options, PlainUri, plain_uris
+from earmill.pipeline.spec import Options, PlainUri
 from earmill.pipeline.spec.source import ManifestSpec, SourceKind, SourceSection
 
 RECORDINGS = "wav.scp"
@@ -46,10 +44,8 @@ class KaldiSection(SourceSection):
     kind: Literal["kaldi"]
     uri: PlainUri
     prefix: PlainUri | None = None
-    allow: tuple[str, ...] = ()
+    allow: tuple[PlainUri, ...] = ()
     storage_options: Options
-
-    check_allow = field_validator("allow")(plain_uris)
 
 
 class KaldiSource(ManifestSource):

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import field_validator
-
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.sources.manifest import ManifestSource
 from earmill.pipeline.sources.tables import Cells
-from earmill.pipeline.spec import Options, PlainUri, plain_uris
+from earmill.pipeline.spec import Options, PlainUri
 from earmill.pipeline.spec.source import ManifestRole, ManifestSpec, SourceKind, SourceSection
 
 # Keys of a line that are read as they are.
@@ -43,10 +41,8 @@ class LhotseSection(SourceSection):
     kind: Literal["lhotse"]
     uri: PlainUri
     prefix: PlainUri | None = None
-    allow: tuple[str, ...] = ()
+    allow: tuple[PlainUri, ...] = ()
     storage_options: Options
-
-    check_allow = field_validator("allow")(plain_uris)
 
 
 class LhotseSource(ManifestSource):

@@ -92,8 +92,4 @@ def plain_uri(value: str) -> str:
     return value
 
 
-def plain_uris(values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(plain_uri(value) for value in values)
-
-
 PlainUri = Annotated[str, AfterValidator(plain_uri)]

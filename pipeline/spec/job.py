@@ -21,7 +21,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     Field,
-    GetJsonSchemaHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -56,16 +55,11 @@ def _usable(name: str) -> str:
     return name
 
 
-class _Installed:
-    """JSON schema of a format name: the formats that are installed."""
-
-    @staticmethod
-    def __get_pydantic_json_schema__(core_schema: Any, handler: GetJsonSchemaHandler) -> Any:
-        return {"type": "string", "enum": [*FORMATS.names()]}
+def _name_installed(schema: dict[str, Any]) -> None:
+    schema["enum"] = [*FORMATS.names()]
 
 
-FormatName = Annotated[str, AfterValidator(_usable), _Installed]
-
+FormatName = Annotated[str, AfterValidator(_usable), Field(json_schema_extra=_name_installed)]
 
 GPUS_PER_WORKER = 1.0  # One worker keeps two launches in flight, which fills a GPU.
 GRACE_S = 25.0  # Kubernetes and spot machines give 30 s between SIGTERM and SIGKILL.
@@ -265,23 +259,19 @@ class AudioSpec(SpecModel):
                 "expected calibration.rms1_db_spl with spans, got level_db_spl, which needs the "
                 "level of the whole recording; set rms1_db_spl, or leave spans out"
             )
-        self._check_variants()
-        return self
-
-    def _check_variants(self) -> None:
-        if self.variants is None:
-            return
-        if self.spans is not None:
+        if self.variants is not None and self.spans is not None:
             raise ValueError(
                 "expected spans or variants, got both; a variant needs the whole clip: leave one "
                 "out, or cut long recordings into clips with a manifest"
             )
-        gains = [each.name for each in self.variants.of if each.gain_db is not None]
+        variants = () if self.variants is None else self.variants.of
+        gains = [each.name for each in variants if each.gain_db is not None]
         if gains and self.calibration.level_db_spl is not None:
             raise ValueError(
                 f"expected calibration.rms1_db_spl with gain_db of variant {gains[0]!r}, got "
                 "level_db_spl, which would undo the gain; set rms1_db_spl, or leave gain_db out"
             )
+        return self
 
 
 # `modulation:` with nothing behind it is null in YAML.
@@ -441,13 +431,6 @@ class JobSpec(SpecModel):
     licenses: LicensesSpec = LicensesSpec()
     run: RunSpec = RunSpec()
 
-    @model_validator(mode="after")
-    def _unique_streams(self) -> JobSpec:
-        check_unique_streams(
-            [(each.model, each.stream_name(s)) for each in self.extract for s in each.streams or ()]
-        )
-        return self
-
     @property
     def listener_columns(self) -> tuple[str, ...]:
         """Columns of the source that hold audiograms."""
@@ -455,24 +438,22 @@ class JobSpec(SpecModel):
         return tuple(one.column for one in listeners if one is not None and one.column is not None)
 
     @model_validator(mode="after")
-    def _listeners_are_of_rows(self) -> JobSpec:
+    def _sections_fit_together(self) -> JobSpec:
+        check_unique_streams(
+            [(each.model, each.stream_name(s)) for each in self.extract for s in each.streams or ()]
+        )
         if self.listener_columns and self.output.equal_files_once:
             raise ValueError(
                 "expected no output.equal_files_once in a job with listener.column, because equal "
                 "files may have different listeners; leave one of the two out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _pairs_are_whole_rows(self) -> JobSpec:
-        if reference_column(self.source) is None:
-            return self
         refused = {
             "audio.spans": self.audio.spans is not None,
             "audio.channels: binaural": self.audio.channels == "binaural",
             "output.equal_files_once": bool(self.output.equal_files_once),
         }
-        if named := [key for key, is_set in refused.items() if is_set]:
+        named = [key for key, is_set in refused.items() if is_set]
+        if named and reference_column(self.source) is not None:
             raise ValueError(
                 f"expected no {named[0]} in a job with source.reference_column, whose rows are "
                 "pairs of whole recordings; leave one of the two out"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
-from pydantic import BeforeValidator, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from earmill.pipeline.common.text import nearest, one_line
 from earmill.pipeline.spec import SpecModel, plain_uri
@@ -56,7 +56,7 @@ class License(SpecModel):
     """
 
     id: str
-    name: str | None = None
+    name: Annotated[str, AfterValidator(one_line)] | None = None
     link: str | None = None
 
     @field_validator("id")
@@ -81,11 +81,6 @@ class License(SpecModel):
             raise ValueError(f"expected an http(s) address, got {one_line(value)!r}")
         return value
 
-    @field_validator("name")
-    @classmethod
-    def _one_line(cls, value: str | None) -> str | None:
-        return None if value is None else one_line(value)
-
     @model_validator(mode="after")
     def _named(self) -> License:
         if self.id == OTHER and not (self.name or "").strip():
@@ -94,9 +89,6 @@ class License(SpecModel):
                 " link: https://...}"
             )
         return self
-
-    def to_dict(self) -> dict[str, str]:
-        return {name: str(value) for name, value in self if value is not None}
 
     @property
     def title(self) -> str:
@@ -144,7 +136,7 @@ class LicensesSpec(SpecModel):
     features: Stated = None
 
     def to_dict(self) -> dict[str, dict[str, str]]:
-        return {name: value.to_dict() for name, value in self if value is not None}
+        return self.model_dump(exclude_none=True)
 
 
 def stored_licenses(stored: Mapping[str, Mapping[str, str]]) -> LicensesSpec:

@@ -86,15 +86,11 @@ def _shown(value: Any, path: str) -> str:
 def _parent(loc: Sequence[int | str], model: type[BaseModel], data: Any) -> Node:
     """Return the model that has the last key of `loc`; None in a free mapping."""
     node: Node = model
-    parent: Node = model
-    for part in loc:
-        try:
-            data = data[part]
-        except (LookupError, TypeError):
-            data = None
+    for part in loc[:-1]:
+        data = data[part]
         if isinstance(part, str):
-            parent, node = node, _child(node, part, data)
-    return parent
+            node = _child(node, part, data)
+    return node
 
 
 def _child(node: Node, key: str, value: Any) -> Node:

@@ -112,33 +112,31 @@ def built_models(spec: JobSpec) -> list[BuiltModel]:
     else:
         code = f"from {__name__} import serve; serve()"
         try:
-            answer = json.loads(run_python("builds the models", code, pickle.dumps(spec)))
+            answer = pickle.loads(run_python("builds the models", code, pickle.dumps(spec)))
         except ChildProcessError as error:  # no outage of a store, though an OSError
             raise SpecError(f"extract: {error}") from error
-    if "error" in answer:
-        raise SpecError(answer["error"])
-    if "missing" in answer:
-        raise MissingPackageError(answer["missing"])
-    return [BuiltModel(Description.from_dict(one), record) for one, record in answer["models"]]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def serve() -> None:
-    """Answer `built_models`: a pickled job on standard input, JSON on standard output."""
+    """Answer `built_models`: a pickled job on standard input, the answer on standard output."""
     # Text that a model prints goes to standard error.
-    with os.fdopen(os.dup(1), "w") as out:
+    with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)
-        json.dump(_answer(pickle.load(sys.stdin.buffer)), out)
+        pickle.dump(_answer(pickle.load(sys.stdin.buffer)), out)
 
 
-def _answer(spec: JobSpec) -> dict[str, Any]:
+def _answer(spec: JobSpec) -> list[BuiltModel] | SpecError | MissingPackageError:
     try:
         extractors = validate_models(spec)
     except SpecError as error:
-        return {"error": str(error)}
+        return error
     except ImportError as error:
-        return {"missing": str(missing_package(error))}
+        return missing_package(error)
     pairs = zip(spec.extract, extractors, strict=True)
-    return {"models": [(Description.of(m).to_dict(), _record(entry, m)) for entry, m in pairs]}
+    return [BuiltModel(Description.of(model), _record(entry, model)) for entry, model in pairs]
 
 
 def describe_models(spec: JobSpec) -> list[Description]:

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import SOURCES
 from earmill.pipeline.common.text import alternatives
-from earmill.pipeline.spec import Options, PlainUri, SpecModel, plain_uris
+from earmill.pipeline.spec import Options, PlainUri, SpecModel
 
 KIND_ERROR = "source_kind"
 
@@ -183,10 +183,8 @@ class ManifestSpec(SourceSection):
     columns: dict[ManifestRole, str] | None = None
     prefix: PlainUri | None = None
     reference_column: str | None = None
-    allow: tuple[str, ...] = ()
+    allow: tuple[PlainUri, ...] = ()
     storage_options: Options
-
-    check_allow = field_validator("allow")(plain_uris)
 
     @model_validator(mode="after")
     def _reference_has_no_other_role(self) -> ManifestSpec:
@@ -241,7 +239,5 @@ class HfSpec(SourceSection):
     duration_column: str | None = None
     reference_column: str | None = None
     streaming: bool = False
-    allow: tuple[str, ...] = ()
+    allow: tuple[PlainUri, ...] = ()
     storage_options: Options
-
-    check_allow = field_validator("allow")(plain_uris)

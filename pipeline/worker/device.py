@@ -101,7 +101,11 @@ def find_gpu() -> Gpu:
         found = find_device("cuda")
     except BackendError as error:
         raise GpuUnusable(one_line(error)) from error
-    exact_convolutions()
+    # Else torch rounds factors of convolutions to 10 bits.
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
     return Gpu("cuda", found)
 
 
@@ -120,16 +124,6 @@ def nvidia_driver() -> str | None:
     with suppress(OSError, UnicodeDecodeError):
         return Path(DRIVER_VERSION).read_text("ascii").strip()
     return None
-
-
-def exact_convolutions() -> None:
-    """Make torch compute float32 exactly: it rounds factors of convolutions to 10 bits."""
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +39,9 @@ from earmill.pipeline.formats.values import BLOCK_FRAMES, Caster, CastError, Fra
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.device import DeviceInput, Gpu, device_errors
 from earmill.pipeline.worker.launches import LaunchBatcher
-from earmill.pipeline.worker.listeners import ColumnListeners
+from earmill.pipeline.worker.listeners import ModelOfRow
 from earmill.pipeline.worker.prefetch import prefetched
-from earmill.pipeline.worker.prepare import Clip, FrameTrim, LongClip, ModelOutput
+from earmill.pipeline.worker.prepare import Clip, LongClip, ModelOutput
 
 if TYPE_CHECKING:
     from amtcore.features.feature_model import Extractor
@@ -191,7 +192,7 @@ class Extraction:
         pool: Executor,
         spill_folder: str | None,
         ahead_bytes: int,
-        listeners: Mapping[int, ColumnListeners] = MappingProxyType({}),
+        listeners: Mapping[int, ModelOfRow] = MappingProxyType({}),
     ) -> None:
         self._extractors, self._listeners = tuple(extractors), listeners
         self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
@@ -226,12 +227,16 @@ class Extraction:
     def _long(self, clip: LongClip) -> list[CastFeatures]:
         from amtcore.errors import NonFiniteError  # loads torch, which only workers need
 
-        channels = len(clip.channels)
-        models = [self._models(n, [clip.item])[0] for n in range(len(self._extractors))]
-        streams = [[model.open_stream() for model in models] for _ in range(channels)]
-        wholes = [CastFeatures() for _ in range(channels)]
+        models = [self._model(index, clip.item) for index in range(len(self._extractors))]
         infos = [info for model in self._extractors for info in model.streams]
-        owns = [clip.preparer.frame_trim(clip.item, infos) for _ in range(channels)]
+        channels = [
+            (
+                CastFeatures(),
+                [model.open_stream() for model in models],
+                clip.preparer.frame_trim(clip.item, infos),
+            )
+            for _ in clip.channels
+        ]
         pieces = prefetched(
             counted(DECODE, clip.pieces(), current()),
             lambda piece: piece,
@@ -241,30 +246,30 @@ class Extraction:
             in_flight=1,
         )
         try:
-            for piece in pieces:
-                for channel, signals in enumerate(piece):
-                    pushes = zip(self._extractors, streams[channel], signals, strict=True)
-                    for model, stream, signal in pushes:
-                        with doing(MODEL, libraries=FOR_MODELS, model=model.model):
-                            made = stream.push(signal)
-                        self._spill(wholes[channel], made, owns[channel])
-            for whole, of_models, own in zip(wholes, streams, owns, strict=True):
-                for model, stream in zip(self._extractors, of_models, strict=True):
-                    with doing(MODEL, libraries=FOR_MODELS, model=model.model):
-                        made = stream.finish()
-                    self._spill(whole, made, own, last=True)
+            for piece in chain(pieces, [None]):  # None is the end of the clip.
+                for channel, (whole, streams, own) in enumerate(channels):
+                    signals = None if piece is None else piece[channel]
+                    for index, stream in enumerate(streams):
+                        with doing(MODEL, libraries=FOR_MODELS, model=models[index].model):
+                            made = (
+                                stream.finish() if signals is None else stream.push(signals[index])
+                            )
+                        with doing(ENCODE):
+                            kept = made if own is None else own.take(made)
+                            whole.spill(kept, self._cast, self._spill_folder, last=signals is None)
+            for _, _, own in channels:
                 if own is not None:
                     own.check()
         except NonFiniteError as error:
             raise NonFiniteFeatureError(f"the model refused: {error}") from error
         finally:
             pieces.close()
-        return wholes
+        return [whole for whole, _, _ in channels]
 
-    def _models(self, index: int, items: Sequence[Item]) -> list[Extractor]:
-        """Return the extractor of a model for each row."""
+    def _model(self, index: int, item: Item) -> Extractor:
+        """Return the extractor of a model for a row."""
         listeners = self._listeners.get(index)
-        return [self._extractors[index]] * len(items) if listeners is None else listeners.of(items)
+        return self._extractors[index] if listeners is None else listeners(item)
 
     def _extract(
         self, by_model: Sequence[Sequence[Any]], items: Sequence[Item]
@@ -274,20 +279,13 @@ class Extraction:
             lock, name = self._one_caller.get(index, nullcontext()), self._extractors[index].model
             with lock, doing(MODEL, libraries=FOR_MODELS, model=name):
                 places: dict[Extractor, list[int]] = {}
-                for place, model in enumerate(self._models(index, items)):
-                    places.setdefault(model, []).append(place)
+                for place, item in enumerate(items):
+                    places.setdefault(self._model(index, item), []).append(place)
                 for model, of_model in places.items():
                     made = extracted(model, [signals[place] for place in of_model])
                     for place, streams in zip(of_model, made, strict=True):
                         features[place] |= streams
         return [*features]
-
-    def _spill(
-        self, whole: CastFeatures, made: ModelOutput, own: FrameTrim | None, *, last: bool = False
-    ) -> None:
-        with doing(ENCODE):
-            kept = made if own is None else own.take(made)
-            whole.spill(kept, self._cast, self._spill_folder, last=last)
 
 
 class GpuExtraction(Extraction):

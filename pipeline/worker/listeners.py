@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,55 +18,41 @@ if TYPE_CHECKING:
     from amtcore.features.feature_model import Extractor
 
 MODELS_KEPT = 64  # Listeners whose models stay warm.
+ModelOfRow = Callable[[Item], "Extractor"]
 
 
-class ColumnListeners:
-    """The models of one entry of `extract`, by the audiogram of a row. Threads may share it."""
+def column_models(entry: Mapping[str, Any], column: str, backend: str) -> ModelOfRow:
+    """Return a function that gives the model of a row, or BadListenerError if the row has no valid
+    audiogram. `entry` has the arguments of `build_extractor`. Threads may share the function."""
+    from amtcore.features.registry import build_extractor
+    from amtcore.listener import checked_audiogram
 
-    def __init__(self, entry: Mapping[str, Any], column: str, backend: str) -> None:
-        from amtcore.features.registry import build_extractor
+    @lru_cache(MODELS_KEPT)
+    def build(audiogram: str) -> Extractor:
+        listener = entry["listener"] | {"audiogram": json.loads(audiogram)}
+        return build_extractor(**{**entry, "listener": listener, "backend": backend})
 
-        def build(audiogram: str) -> Extractor:
-            listener = entry["listener"] | {"audiogram": json.loads(audiogram)}
-            return build_extractor(**{**entry, "listener": listener, "backend": backend})
-
-        self._column, self._build = column, lru_cache(MODELS_KEPT)(build)
-
-    def of(self, items: Sequence[Item]) -> list[Extractor]:
-        """Return the model of each row; BadListenerError if a row has no valid audiogram."""
-        audiograms = [self._audiogram(item) for item in items]
-        models = {each: self._model(each, items[0]) for each in dict.fromkeys(audiograms)}
-        return [models[each] for each in audiograms]
-
-    def _audiogram(self, item: Item) -> str:
-        from amtcore.listener import checked_audiogram
-
-        value = item.extra.get(self._column)
+    def model_of(item: Item) -> Extractor:
+        value = item.extra.get(column)
         try:
             given = loads_json(value) if isinstance(value, str) else value
             if given is None:
                 raise ValueError("expected an audiogram, got nothing")
             if isinstance(given, Mapping):  # A struct of a table has all fields of all rows.
                 given = {hz: loss for hz, loss in given.items() if loss is not None}
-            return json.dumps(checked_audiogram("the audiogram", given))
+            return build(json.dumps(checked_audiogram("the audiogram", given)))
         except ValueError as error:
-            raise self._refused(item, error) from error
+            text = f"{item.uri}: column {column!r}: {one_line(error)}"
+            raise BadListenerError(text) from error
 
-    def _model(self, audiogram: str, item: Item) -> Extractor:
-        try:
-            return self._build(audiogram)
-        except ValueError as error:
-            raise self._refused(item, error) from error
-
-    def _refused(self, item: Item, error: ValueError) -> BadListenerError:
-        return BadListenerError(f"{item.uri}: column {self._column!r}: {one_line(error)}")
+    return model_of
 
 
-def column_listeners(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[int, ColumnListeners]:
-    """Return the listeners of the entries that take them from a column, by number of the entry."""
+def column_listeners(spec: JobSpec, extractors: Sequence[Extractor]) -> dict[int, ModelOfRow]:
+    """Return the models of the entries with listeners from a column, by number of the entry."""
     entries = zip(spec.extract, entries_of(spec), extractors, strict=True)
     return {
-        number: ColumnListeners(arguments, entry.listener.column, extractor.backend.name)
+        number: column_models(arguments, entry.listener.column, extractor.backend.name)
         for number, (entry, arguments, extractor) in enumerate(entries)
         if entry.listener is not None and entry.listener.column is not None
     }

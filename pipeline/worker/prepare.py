@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import attrgetter
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -45,7 +44,6 @@ OF_AUDIO = (
     *("container", "codec", "channels", "frames", "nbytes", "pcm_sha256", "decoder"),
     *("decoder_version", "header_size", "unterminated", "span_short_s"),
 )
-_of_item, _of_audio = attrgetter(*OF_ITEM), attrgetter(*OF_AUDIO)
 Signal = npt.NDArray[np.float32]
 ModelOutput = Mapping[str, Any]  # Stream name -> frames, or the events of a stretch.
 
@@ -232,18 +230,14 @@ class Preparer:
             signals = make(ears, audio.rate_hz, gains)
             facts = self.facts(item, audio, gains) | varied
             if reference is None:
-                self._check_ears(len(ears))
+                if len(ears) < (least := max(target.least_ears for target in self.targets)):
+                    raise ChannelIndexError(f"expected {least} channels, got {len(ears)}")
             else:
                 signals = self._paired(item, signals, reference, rows, gains)
                 facts |= reference.facts()
             seconds = ears.shape[1] / audio.rate_hz if varied else audio.seconds
             clips.append(Clip(item, channel, seconds, signals, facts))
         return clips
-
-    def _check_ears(self, ears: int) -> None:
-        least = max(target.least_ears for target in self.targets)
-        if ears < least:
-            raise ChannelIndexError(f"expected {least} channels, got {ears}")
 
     def _decoded_reference(self, pair: PairStream) -> ReferenceAudio:
         """Decode the reference recording of a row, as the row is decoded."""
@@ -292,8 +286,8 @@ class Preparer:
         """Return a row's provenance; `gain_db` is the gain into the first model's unit."""
         resampled = any(target.fs_hz != audio.rate_hz for target in self.targets)
         return {
-            **dict(zip(OF_ITEM, _of_item(item), strict=True)),
-            **dict(zip(OF_AUDIO, _of_audio(audio), strict=True)),
+            **{name: getattr(item, name) for name in OF_ITEM},
+            **{name: getattr(audio, name) for name in OF_AUDIO},
             "rate_hz": float(audio.rate_hz),
             "bytes_sha256": audio.bytes_sha256 or None,
             "resampler": self.resampler if resampled else None,

@@ -171,13 +171,13 @@ class RowProcessor:
         stages = stages or StageTimes()
         rows: dict[Place, Row] = {}
         casts: list[Future[dict[Place, Row]]] = []
-        prepared = self._prepared(items, attempts, witnesses, memory_share, stages)
+        prepared = self._prepared(self._fetched(items, witnesses), memory_share, stages)
         with self.extraction.shard() as ticket, closing(prepared):
             windows = in_windows(stages.during(DECODE, prepared), int(WINDOW_BYTES * memory_share))
             cast = carried(ENCODE, self._feature_rows)
 
             def good() -> Iterator[tuple[Place, Clip, ModelOutput | CastFeatures]]:
-                for place, clip, features in self._extracted(windows, ticket, attempts, stages):
+                for place, clip, features in self._extracted(windows, ticket, stages):
                     if isinstance(clip, QuarantineRow):
                         rows[place] = clip
                         continue
@@ -187,19 +187,19 @@ class RowProcessor:
                     yield place, replace(clip, signals=()), features
 
             for task in in_tasks(good(), lambda row: row[1].seconds):
-                casts.append(self._pool.submit(cast, task, attempts))
+                casts.append(self._pool.submit(cast, task))
         for done in casts:
             rows.update(done.result())
         finished = [rows[place] for place in sorted(rows)]
         return ShardRows(
             [row for row in finished if isinstance(row, FeatureRow)],
-            [row for row in finished if isinstance(row, QuarantineRow)],
+            [replace(row, attempts=attempts) for row in finished if isinstance(row, QuarantineRow)],
         )
 
     def prepare(self, item: Item, stream: BinaryIO | PairStream) -> list[Clip] | LongClip:
         try:
-            for listeners in self._listeners.values():
-                listeners.of([item])
+            for model_of in self._listeners.values():
+                model_of(item)
         except RowError:
             stream.close()
             raise
@@ -208,8 +208,8 @@ class RowProcessor:
             of_whole = [
                 each for each in self._extractors if not each.can_stream or takes_pairs(each)
             ]
-            whole = of_whole[0] if of_whole else None
-            if whole is not None:
+            if of_whole:
+                whole = of_whole[0]
                 prepared.close()
                 advice = f", or {whole.streaming_advice}" if whole.streaming_advice else ""
                 raise TooLongError(
@@ -237,12 +237,7 @@ class RowProcessor:
             self._children.close()
 
     def _prepared(
-        self,
-        items: Sequence[Item],
-        attempts: int,
-        witnesses: Sequence[Item],
-        memory_share: float,
-        stages: StageTimes,
+        self, fetched: Iterator[FetchedRow], memory_share: float, stages: StageTimes
     ) -> Generator[Prepared, None, None]:
         def prepare(entry: FetchedRow) -> Prepared:
             item, stream = entry
@@ -255,7 +250,7 @@ class RowProcessor:
                     # A read that failed looks like a short file to a decoder.
                     check_arrived(stream, item.uri)
             except RowError as error:
-                return quarantined(item.row_id, item, error, attempts)
+                return quarantined(item.row_id, item, error)
 
         def prepare_all(task: list[FetchedRow]) -> list[Prepared]:
             done: list[Prepared] = []
@@ -267,7 +262,6 @@ class RowProcessor:
                 raise
             return done
 
-        fetched = self._fetched(items, witnesses)
         tasks = in_tasks(fetched, lambda entry: item_seconds(entry[0]))
         made = prefetched(
             stages.during(FETCH, counted(FETCH, tasks, current())),
@@ -299,15 +293,17 @@ class RowProcessor:
         yield from joined(own, references, self._references)
 
     def _extracted(
-        self, windows: Iterable[Window], ticket: Ticket, attempts: int, stages: StageTimes
+        self, windows: Iterable[Window], ticket: Ticket, stages: StageTimes
     ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
         """Extract the features of every clip; the oldest window is finished first. The ticket is
         given back once all clips are on their way, so that the next shard can begin."""
         under_way: deque[tuple[list[tuple[Place, Clip]], Sequence[Batch]]] = deque()
 
         def finished(left: int) -> Iterator[tuple[Place, Clip, ModelOutput]]:
-            while len(under_way) > left or (under_way and is_done(under_way[0][1])):
+            while under_way:
                 window, batches = under_way[0]
+                if len(under_way) <= left and not all(made.done() for _, made in batches):
+                    return
                 for positions, made in batches:
                     for position, features in zip(positions, made.result(), strict=True):
                         yield *window[position], features
@@ -326,7 +322,7 @@ class RowProcessor:
                 else:
                     ticket.wait()
                     yield from finished(0)
-                    yield from self._long(*entry, ticket, attempts, stages)
+                    yield from self._long(*entry, ticket, stages)
             ticket.give_back()
             yield from finished(0)
         finally:
@@ -335,7 +331,7 @@ class RowProcessor:
                     made.cancel()
 
     def _long(
-        self, place: Place, clip: LongClip, ticket: Ticket, attempts: int, stages: StageTimes
+        self, place: Place, clip: LongClip, ticket: Ticket, stages: StageTimes
     ) -> Iterator[tuple[Place, Clip | QuarantineRow, ModelOutput | CastFeatures]]:
         item = clip.item
         try:
@@ -346,18 +342,18 @@ class RowProcessor:
                 clip.close()
                 check_arrived(clip.stream, item.uri)
         except RowError as error:
-            yield place, quarantined(item.row_id, item, error, attempts), {}
+            yield place, quarantined(item.row_id, item, error), {}
             return
         for number, (channel, made) in enumerate(zip(clip.channels, features, strict=True)):
             done = Clip(item, channel, clip.seconds, (), clip.facts(number))
             yield (place[0], number), done, made
 
     def _feature_rows(
-        self, task: list[tuple[Place, Clip, ModelOutput | CastFeatures]], attempts: int
+        self, task: list[tuple[Place, Clip, ModelOutput | CastFeatures]]
     ) -> dict[Place, Row]:
-        return {place: self._feature_row(clip, made, attempts) for place, clip, made in task}
+        return {place: self._feature_row(clip, made) for place, clip, made in task}
 
-    def _feature_row(self, clip: Clip, features: ModelOutput | CastFeatures, attempts: int) -> Row:
+    def _feature_row(self, clip: Clip, features: ModelOutput | CastFeatures) -> Row:
         """Return a finished row, or its quarantine row where the features cannot be stored."""
         item = clip.item
         row_id = f"{item.row_id}#ch{clip.channel}" if self._each else item.row_id
@@ -368,13 +364,9 @@ class RowProcessor:
                     trim.check()
                 features = stored(features, self._cast)
         except RowError as error:
-            return quarantined(row_id, item, error, attempts)
+            return quarantined(row_id, item, error)
         scalars = (row_id, item.row_id, clip.channel, clip.seconds, clip.facts, item.extra)
         return FeatureRow(*scalars, features.streams, features.steps, features.errors)
-
-
-def is_done(batches: Sequence[Batch]) -> bool:
-    return all(made.done() for _, made in batches)
 
 
 def in_tasks(rows: Iterable[T], seconds: Callable[[T], float]) -> Iterator[list[T]]:
@@ -413,7 +405,7 @@ def in_windows(prepared: Iterable[Prepared], most_bytes: int) -> Iterator[Window
         yield window
 
 
-def quarantined(row_id: str, item: Item, error: RowError, attempts: int) -> QuarantineRow:
+def quarantined(row_id: str, item: Item, error: RowError, attempts: int = 1) -> QuarantineRow:
     message = one_line(error)
     return QuarantineRow(row_id, item.uri, error.stage, error.error_class, message, attempts)
 

@@ -8,6 +8,7 @@ batch system sends to every process, because the driver lets its workers finish 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import pickle
 import signal
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earmill.pipeline.common import errors
-from earmill.pipeline.common.machine import freeze_garbage_collector
 from earmill.pipeline.common.monitoring import counts
 from earmill.pipeline.common.text import MESSAGE_LIMIT, named_line, one_line
 from earmill.pipeline.worker.messages import Outcome, PublishError, ShardNotes, ShardOrder
@@ -48,14 +48,19 @@ class ShardWorker:
         self._runner: ShardRunner | None = None
 
     def warm_up(self) -> Outcome:
+        # A warm worker keeps all its objects, and a collection would take a sixth of its start.
+        gc.disable()
         try:
-            with freeze_garbage_collector():
-                if self._runner is None:
-                    self._runner = self._make_runner()
-                return Outcome(ok=True, info=self._runner.warm_up())
+            if self._runner is None:
+                self._runner = self._make_runner()
+            info = self._runner.warm_up()
+            gc.freeze()
+            return Outcome(ok=True, info=info)
         except Exception as error:
             self._runner = None
             return _failed("warm_up", error)
+        finally:
+            gc.enable()
 
     def run(self, order: ShardOrder) -> Outcome:
         return self._guard(lambda runner: runner.run(order))

@@ -484,11 +484,10 @@ def report(
     """
     from earmill.jobs.report.build import Options, write_report
 
-    options = Options(rows, examples, row_ids, seconds, audio)
     return write_report(
         os.fspath(uri),
         Path(out),
-        options=options,
+        options=Options(rows, examples, row_ids, seconds, audio),
         storage_options=storage_options or {},
         job=None if job is None else JobSpec.load(job),
         on_begin=logged_text(on_begin),
@@ -498,7 +497,6 @@ def report(
 @contextmanager
 def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
     """Open an output; errors of its store become errors of earmill."""
-
     layout = Layout.open(os.fspath(uri), storage_options or {})
     with store_errors(layout.url()):
         yield layout

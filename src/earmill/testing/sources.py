@@ -17,6 +17,7 @@ from earmill.pipeline.sources import Item, Source, base, open_source
 from earmill.pipeline.spec.job import JobSpec
 
 Section = Mapping[str, Any]
+Made = tuple[JobSpec, Mapping[str, bytes]]  # A job, and the bytes of its rows by row id.
 
 
 class SourceConformance:
@@ -46,11 +47,11 @@ class SourceConformance:
         raise NotImplementedError
 
     @pytest.fixture
-    def made(self, tmp_path: Path) -> tuple[JobSpec, Mapping[str, bytes]]:
+    def made(self, tmp_path: Path) -> Made:
         """Return a job on the corpus, and the bytes of its rows."""
         return self.make(tmp_path)
 
-    def make(self, parent: Path) -> tuple[JobSpec, Mapping[str, bytes]]:
+    def make(self, parent: Path) -> Made:
         """Return a job on a corpus in the folder `corpus` of `parent`."""
         folder = parent / "corpus"
         folder.mkdir(parents=True)
@@ -64,9 +65,7 @@ class SourceConformance:
         monkeypatch.setattr(base, "FETCH_RETRIES", RetryPolicy(budget_s=0.0))
         yield
 
-    def test_the_section_is_a_part_of_the_job(
-        self, made: tuple[JobSpec, Mapping[str, bytes]]
-    ) -> None:
+    def test_the_section_is_a_part_of_the_job(self, made: Made) -> None:
         spec, _ = made
         stored = json.loads(spec.canonical_json())
         again = JobSpec.load({**stored, "output": {**stored["output"], "uri": "elsewhere"}})
@@ -76,9 +75,7 @@ class SourceConformance:
         for name, field in type(spec.source).model_fields.items():
             assert field.description, f"{name}: describe it under Args in the section's docstring"
 
-    def test_rows_have_stable_ids_in_a_stable_order(
-        self, made: tuple[JobSpec, Mapping[str, bytes]]
-    ) -> None:
+    def test_rows_have_stable_ids_in_a_stable_order(self, made: Made) -> None:
         spec, wanted = made
         source = open_source(spec.source)
         first, second = [*source.items()], [*source.items()]
@@ -88,9 +85,7 @@ class SourceConformance:
         assert [*open_source(spec.source).items()] == first
         assert make_plan(open_source(spec.source), spec) == make_plan(source, spec)
 
-    def test_every_row_gives_its_bytes_in_any_order(
-        self, made: tuple[JobSpec, Mapping[str, bytes]]
-    ) -> None:
+    def test_every_row_gives_its_bytes_in_any_order(self, made: Made) -> None:
         spec, wanted = made
         items = [*open_source(spec.source).items()]
         # A worker opens the source anew and asks for the rows of one shard.
@@ -102,9 +97,7 @@ class SourceConformance:
             # Not the bytes themselves: their difference would be spelt out for minutes.
             assert [item.row_id for item, one in found if one != wanted[item.row_id]] == []
 
-    def test_a_row_that_is_lost_is_a_bad_row(
-        self, made: tuple[JobSpec, Mapping[str, bytes]], tmp_path: Path
-    ) -> None:
+    def test_a_row_that_is_lost_is_a_bad_row(self, made: Made, tmp_path: Path) -> None:
         spec, wanted = made
         source = open_source(spec.source)
         items = [*source.items()]
@@ -120,7 +113,7 @@ class SourceConformance:
 
     def test_an_outage_is_no_property_of_a_row(
         self,
-        made: tuple[JobSpec, Mapping[str, bytes]],
+        made: Made,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
@@ -131,9 +124,7 @@ class SourceConformance:
         with pytest.raises(SourceOutage):
             _fetched(source, items)
 
-    def test_what_it_says_of_itself_can_be_stored(
-        self, made: tuple[JobSpec, Mapping[str, bytes]]
-    ) -> None:
+    def test_what_it_says_of_itself_can_be_stored(self, made: Made) -> None:
         spec, _ = made
         source = open_source(spec.source)
         items = [*source.items()]
