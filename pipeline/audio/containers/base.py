@@ -32,6 +32,7 @@ class BareSamples:
     channels: int
     subtype: str  # Name of the sample format in libsndfile.
     order: ByteOrder
+    frame_bytes: int  # Bytes of one sample of every channel.
 
 
 @dataclass(frozen=True)

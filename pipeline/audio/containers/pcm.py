@@ -92,7 +92,7 @@ class SampleForm:
         subtype = None if rest else subtypes.get(width)
         if subtype is None or not (rate_hz and channels):
             return cls(frame_bytes or None, codec=codec)
-        return cls(frame_bytes, BareSamples(rate_hz, channels, subtype, order))
+        return cls(frame_bytes, BareSamples(rate_hz, channels, subtype, order, frame_bytes))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class StatedSize:
 
     def compared(self, stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
         present = max(0, nbytes - self.start)
-        believed, is_bare = Probe(self.kind, codec=self.samples.codec), bool(self.samples.bare)
+        believed, bare = Probe(self.kind, codec=self.samples.codec), self.samples.bare
         if self.size is None:
             return self._all_of(stream, present, "unknown")
         if self.size > present:
@@ -125,13 +125,13 @@ class StatedSize:
             return self._refused(f"expected {self.size} bytes of samples, got {present}")
         if not behind or self._nothing_lost(stream, self.size, nbytes):
             return believed
-        if is_bare:
+        if bare is not None:
             others = [size for size in self.others if 0 < size <= present]
             wrapped = range(self.size + WRAP, present + 1, WRAP) if self.wraps else ()
             for size in (*others, *wrapped):
                 if self._nothing_lost(stream, size, nbytes):
-                    return self._as_bare(size, "ignored")
-        if self._is_placeholder(self.size) and (is_bare or (self.replaced and present < WRAP)):
+                    return self._as_bare(bare, size, "ignored")
+        if self._is_placeholder(self.size) and (bare or (self.replaced and present < WRAP)):
             return self._all_of(stream, present, "ignored")
         return self._refused(
             f"expected {self.size} bytes of samples, got {present - self.size} more that are no "
@@ -157,18 +157,18 @@ class StatedSize:
         if not present:
             return believed
         if self.samples.bare is not None:
-            return self._as_bare(present, why)
+            return self._as_bare(self.samples.bare, present, why)
         found = replace(believed, header_size=why)
         if self.replaced is None or present >= WRAP:
             return found
         header = read_at(stream, 0, self.start - 4) + present.to_bytes(4, self.replaced)
         return replace(found, prefix=header, start=self.start)
 
-    def _as_bare(self, size: int, why: HeaderSize) -> Probe:
+    def _as_bare(self, bare: BareSamples, size: int, why: HeaderSize) -> Probe:
         return Probe(
             self.kind,
             header_size=why,
-            samples=self.samples.bare,
+            samples=bare,
             start=self.start,
             stop=self.start + size,
             container=self.container,
