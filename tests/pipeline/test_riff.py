@@ -138,6 +138,7 @@ class TestSamples:
     @pytest.mark.parametrize("container", ["WAV", "WAVEX"])
     @pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "ULAW"])
     def test_libsndfile_agrees_on_plain_files(self, container: str, subtype: str) -> None:
+        """Samples that are read without their header are those that libsndfile finds behind it."""
         clip = np.random.default_rng(1).uniform(-1, 1, (70001, 2))
         content = io.BytesIO()
         soundfile.write(content, clip, 8000, subtype, format=container)
@@ -146,6 +147,14 @@ class TestSamples:
         expected, _ = soundfile.read(content, dtype="float32")
         np.testing.assert_array_equal(result.waveform, expected.T)
         assert (result.facts.container, result.facts.codec) == (container, subtype)
+
+    @pytest.mark.parametrize("at", [14, 18, 26])
+    def test_fields_that_disagree_are_left_to_libsndfile(self, at: int) -> None:
+        form = bytearray(wave_format(PCM, 1, 16, extensible=True))
+        data = wave(chunk(b"fmt ", bytes(form)), DATA)
+        assert probed(data).samples is not None
+        form[at] ^= 1  # bits of a sample, valid bits, end of the codec's GUID
+        assert probed(wave(chunk(b"fmt ", bytes(form)), DATA)).samples is None
 
 
 def damage_of(data: bytes) -> str | None:

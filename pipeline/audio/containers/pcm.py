@@ -37,6 +37,8 @@ from earmill.pipeline.audio.containers.base import (
 from earmill.pipeline.audio.containers.mpeg import probe_mpeg
 
 RIFF_NAMES = (b"RIFF", b"RIFX", b"RF64", b"BW64")
+# Bytes in front of the samples besides the fields of the format chunk, if there are no others.
+RIFF_FIXED_BYTES = 28
 LONG_SIZE = 0xFFFFFFFF
 
 # libsndfile's names by bytes of a sample.
@@ -59,6 +61,10 @@ MPEG_CODECS = frozenset({0x50, 0x55})
 W64_RIFF = bytes.fromhex("726966662e91cf11a5d628db04c10000")
 W64_TAIL = bytes.fromhex("f3acd3118cd100c04f8edb8a")
 W64_HEADER_BYTES = 24
+# An extensible format names its codec by a GUID of two bytes and this end.
+CODEC_TAIL = bytes.fromhex("000000001000800000aa00389b71")
+# Limits of libsndfile, which takes other numbers for a broken header.
+MOST_CHANNELS, MOST_HZ = 1024, (1 << 31) - 1
 
 
 WRAP = 1 << 32
@@ -206,18 +212,25 @@ class WaveFormat:
     rate_hz: int | None = None
     samples: SampleForm = SampleForm(codec="WAV codec 0x0000")
     is_extensible: bool = False  # The chunk has the longer form.
+    # First byte of the samples in a file that has no other chunks; None if the fields disagree.
+    plain_start: int | None = None
 
     @classmethod
     def of(cls, fields: bytes, order: ByteOrder) -> WaveFormat:
         words = "<HHIIHH" if order == "little" else ">HHIIHH"
-        tag, channels, rate_hz, _, block, _ = struct.unpack(words, fields[:16].ljust(16, b"\0"))
+        tag, channels, rate_hz, _, block, bits = struct.unpack(words, fields[:16].ljust(16, b"\0"))
         codec = uint(fields[24:26], order) if tag == EXTENSIBLE else tag
         name = f"WAV codec {codec:#06x}"
         if tag not in (*WAV_PLAIN, EXTENSIBLE) or not block:
             return cls(codec, rate_hz, SampleForm(codec=name))
         subtypes = WAV_PLAIN.get(codec, {})
         samples = SampleForm.of(name, rate_hz, channels, block, subtypes, order)
-        return cls(codec, rate_hz, samples, tag == EXTENSIBLE)
+        agree = samples.bare is not None and bits * channels == 8 * block
+        agree &= channels <= MOST_CHANNELS and rate_hz <= MOST_HZ and order == "little"
+        if tag == EXTENSIBLE:
+            agree &= fields[18:20] == fields[14:16] and fields[26:] == CODEC_TAIL
+        start = RIFF_FIXED_BYTES + len(fields) if agree else None
+        return cls(codec, rate_hz, samples, tag == EXTENSIBLE, start)
 
 
 def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
@@ -231,6 +244,18 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
         elif name == b"ds64":
             long_size = uint(read_at(stream, start, 16)[8:16], order)
         elif name == b"data":
+            short, end = "WAVEX" if found.is_extensible else "WAV", start + size
+            is_plain = magic == b"RIFF" and start == found.plain_start and size > 0
+            if is_plain and end <= nbytes <= end + size % 2:
+                # libsndfile takes twice the time for the header and the samples together.
+                return Probe(
+                    "riff",
+                    rate_hz=found.rate_hz,
+                    start=start,
+                    stop=end,
+                    samples=found.samples.bare,
+                    container=short,
+                )
             # EBU Tech 3306: the long size counts only where the short one is -1.
             is_long = long_size is not None and size == LONG_SIZE
             stated = StatedSize(
@@ -251,7 +276,6 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
                 stop = None if stated.size is None else start + stated.size
                 probe = replace(probe, samples=found.samples.bare, start=start, stop=stop)
             if probe.samples is not None or probe.container is not None:
-                short = "WAVEX" if found.is_extensible else "WAV"
                 names = {b"RF64": "RF64", b"BW64": "BW64"}
                 probe = replace(probe, container=names.get(magic, short))
             return replace(probe, rate_hz=found.rate_hz)
