@@ -193,8 +193,6 @@ def kernel_choice(name: str, value: Any) -> Any:
 
 #: No file of sound has a higher sampling rate, and its windows would not fit into memory.
 MOST_HZ = 1e6
-
-
 RATE = Number(" Hz", above=0.0, most=MOST_HZ)
 SAMPLING_RATE = replace(RATE, phrase="a sampling rate in Hz")
 FRAME_RATE = Number(" Hz", least=1e-3, most=MOST_HZ)

@@ -82,16 +82,16 @@ def _health(name: str, value: Any) -> Array | None:
     if value is None:
         return None
     try:
-        given = np.asarray(value)
-        health = given.astype(np.float64) if given.dtype.kind in "iuf" else np.full(1, np.nan)
-    except (TypeError, ValueError):
-        health = np.full(1, np.nan)
-    if health.ndim > 2 or not ((health >= 0.0) & (health <= 1.0)).all():
+        health = np.asarray(value)
+    except (TypeError, ValueError):  # lists of different lengths, tensors of a GPU
+        health = np.asarray(None)
+    is_number = health.dtype.kind in "iuf"
+    if not is_number or health.ndim > 2 or not ((health >= 0) & (health <= 1)).all():
         raise ParameterError(
             f"{name} must be numbers between 0 and 1: one, one a channel, or (ear, channel); got "
             f"{value!r}"
         )
-    return health
+    return health.astype(np.float64)
 
 
 class CarfacState(NamedTuple):

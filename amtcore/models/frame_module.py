@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amtcore.errors import NonFiniteError, ParameterError, ShapeError, check_known
+from amtcore.errors import NonFiniteError, ParameterError, check_known
 from amtcore.stages.constants import FixedType
 from amtcore.stages.stage import check_floating
 
@@ -81,9 +81,7 @@ def finite_signal(signal: Any, dtype: torch.dtype) -> Tensor:
         ShapeError: The signal is no tensor of float32 or float64, or has no axis.
         NonFiniteError: A sample is NaN or infinity, or too large for `dtype`.
     """
-    check_floating(signal, "(.., time)")
-    if signal.ndim == 0:
-        raise ShapeError("expected (.., time), got a tensor of shape ()")
+    check_floating(signal, "(.., time)", 1)
     x = signal.to(dtype)
     if x.numel() and not bool(torch.stack(x.detach().aminmax()).isfinite().all()):
         raise NonFiniteError(f"expected samples that are finite in {dtype}, got NaN or infinity")

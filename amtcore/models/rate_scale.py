@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from amtcore.arguments import RATE, Number, Numbers, Text, checked_arguments
-from amtcore.errors import ParameterError, ShapeError
+from amtcore.errors import ParameterError
 from amtcore.kernels.torch_state import can_compute
 from amtcore.models.auditory_spectrogram import COMPRESSIONS, HAIR_CELLS, AuditorySpectrogram
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs
@@ -153,7 +153,7 @@ class RateScale(FrameModule):
 
     def features(self, spectrogram: Tensor, names: tuple[str, ...] = ("rate_scale",)) -> Outputs:
         """Return outputs, by default `rate_scale`, of a spectrogram (.., frame, channel)."""
-        _check_axes(spectrogram)
+        check_floating(spectrogram, "(.., frame, channel)", 2)
         batch = spectrogram.shape[:-2]
         if not spectrogram.numel():  # MKL has no transforms of nothing
             return {k: spectrogram.new_zeros(*batch, 0, self.grids[k].width) for k in names}
@@ -186,7 +186,7 @@ class RateScale(FrameModule):
         Args:
             spectrogram: (.., frame, channel), channels from low to high frequencies.
         """
-        _check_axes(spectrogram)
+        check_floating(spectrogram, "(.., frame, channel)", 2)
         channels = spectrogram.shape[-1]
         by_rate = [self._at_scales(each, channels) for each in self._by_rate(spectrogram)]
         down, up = torch.stack(by_rate, -4).mT.unbind(-5)
@@ -247,12 +247,6 @@ class RateScale(FrameModule):
     def _n_channel(self, channels: int) -> int:
         """Return the length of transforms along the channels."""
         return channels if self.boundary == "circular" else _power_of_two(2 * channels)
-
-
-def _check_axes(spectrogram: Tensor) -> None:
-    check_floating(spectrogram, "(.., frame, channel)")
-    if spectrogram.ndim < 2:
-        raise ShapeError(f"expected (.., frame, channel), got {tuple(spectrogram.shape)}")
 
 
 def _power_of_two(least: float) -> int:

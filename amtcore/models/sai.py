@@ -138,7 +138,7 @@ class SAI(FrameModule):
         Returns:
             Frames (..., frame, channel, lag), and the state.
         """
-        given = [each for each in (nap, triggers) if each is not None] or [nap]
+        given = [nap] if triggers is None else [nap, triggers]
         for each in given:
             check_floating(each, "(..., channel, time)")
         chunks = [each.to(self.dtype) for each in given]

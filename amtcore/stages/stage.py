@@ -150,8 +150,11 @@ def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def check_floating(x: Any, names: str) -> None:
-    """Raise ShapeError unless `x` is a tensor of float32 or float64; `names` are its axes."""
+def check_floating(x: Any, names: str, least_axes: int = 0) -> None:
+    """Raise ShapeError unless `x` is a tensor of float32 or float64 with `least_axes` or more.
+
+    The error calls the axes `names`.
+    """
     if not isinstance(x, Tensor) or not x.is_floating_point():
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ShapeError(f"expected a floating-point tensor {names}, got {kind}")
@@ -160,6 +163,8 @@ def check_floating(x: Any, names: str) -> None:
             f"expected float32 or float64, got {x.dtype}, which has lost the digits of soft "
             "sounds already: convert the input with .float(), or call inside torch.autocast"
         )
+    if x.ndim < least_axes:
+        raise ShapeError(f"expected {names}, got a tensor of shape {tuple(x.shape)}")
 
 
 class Stage(HasConstants):

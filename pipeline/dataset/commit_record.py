@@ -75,9 +75,8 @@ class CommitRecord(Strict):
     layout_version: int = paths.LAYOUT_VERSION
     generation: int = 0  # How often the shard was committed before.
     replaces: str | None = None  # Attempt of the generation before, if its record could be read.
-    sha256: str = field(
-        default="", compare=False
-    )  # Hash of the file that the record was read from.
+    # Hash of the file that the record was read from.
+    sha256: str = field(default="", compare=False)
 
     @property
     def nbytes(self) -> int:
