@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_two_drivers_share_an_output_and_one_is_preempted(
 ) -> None:
     job, out = tmp_path / "job.yaml", tmp_path / "out"
     write_job(job, reference.corpus, out)
-    stop = StopRequest()
+    stop, preempting = StopRequest(), Event()
     done: dict[str, list[str]] = {"array": [], "local": []}
 
     def run(executor: str, **options: object) -> events.JobFinished:
@@ -31,6 +32,9 @@ def test_two_drivers_share_an_output_and_one_is_preempted(
                 done[executor.partition("-")[2] or executor].append(event.shard_id)
                 if executor == "slurm-array":
                     stop("SIGTERM")
+                    preempting.set()
+                # Else the other one could do all shards before this one has done its first.
+                assert preempting.wait(120)
 
         overrides = [f"run.executor={executor}", "run.workers=1", "run.threads_per_worker=1"]
         return run_job(JobSpec.load(job, overrides), sink=sink, **options)
