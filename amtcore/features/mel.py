@@ -25,6 +25,7 @@ from amtcore.errors import ParameterError
 from amtcore.features import ExtractStream, FrameDesign, FrameGrid, FrameModel, StreamKind
 from amtcore.features.feature_model import ClipFeatures
 from amtcore.features.torch_compile import Compiled
+from amtcore.kernels.vector.threads import parallel_map
 
 #: Frames of a block.
 BLOCK_FRAMES = 128
@@ -232,7 +233,8 @@ class MelStream(ExtractStream):
 
     def push(self, chunk: Rows) -> ClipFeatures:
         self._samples += len(chunk)
-        self._last = np.concatenate([self._last, chunk])[-(self._pad + 1) :]
+        kept = self._pad + 1
+        self._last = np.concatenate([self._last, chunk[-kept:]])[-kept:]
         self._waiting = np.concatenate([self._waiting, chunk])
         if not self._started:
             if self._samples <= self._pad:
@@ -299,12 +301,17 @@ def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
     constants = {"window": blocks.mel.spectrogram.window, "fb": blocks.mel.mel_scale.fb}
     if blocks.dct is not None:
         constants["dct"] = blocks.dct
+    # A function of the batch gets the signals themselves; `compute` alone would get copies.
+    design = FrameDesign(
+        {stream: grid}, compute, constants, on_threads=True,
+        compute_batch=lambda signals: parallel_map(lambda i: compute(signals[i]), len(signals)),
+    )  # fmt: skip
     if top_db:
-        return FrameDesign({stream: grid}, compute, constants, on_threads=True)
+        return design
     # A frame depends on its window alone, which must be shorter than the margin of one second.
     memory_s = 0.0 if blocks.params.n_fft <= blocks.fs_hz else None
     open_stream = partial(MelStream, stream, blocks, blocks.finished)
-    return FrameDesign({stream: grid}, compute, constants, open_stream, memory_s, on_threads=True)
+    return replace(design, open_stream=open_stream, memory_s=memory_s)
 
 
 class MelSpectrogram(FrameModel[MelParams]):

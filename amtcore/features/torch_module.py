@@ -9,8 +9,9 @@
 
 Clips are grouped in buckets of length. A batch of a bucket is one zero-padded tensor (clip, sample)
 that goes through the module once. All batches of a bucket have one shape, filled up with clips of
-zeros, so a compiled module has few shapes. When a module is built, noise of three lengths goes
-through it, clip by clip and together; a module whose frames differ is refused.
+zeros, so a compiled module has few shapes. On cores an uncompiled module takes one clip at a time,
+which costs less than the zeros. When a module is built, noise of three lengths goes through it,
+clip by clip and together; a module whose frames differ is refused.
 
 Only names of installed classes of `nn.Module` are accepted, no paths or URLs, and no names from a
 dataset (`names_code`).
@@ -53,7 +54,7 @@ from amtcore.kernels.vector.threads import get_num_threads, parallel_for
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 #: Length of the shortest bucket. The next bucket of a compiled module is twice as long. An
 #: uncompiled module has several buckets up to twice the length, since shapes cost it nothing.
-BUCKET_S, BUCKETS_UNCOMPILED = 1.0, 4
+BUCKET_S, BUCKETS_UNCOMPILED = 1.0, 8
 #: Most clips, and most seconds of padded audio, of a batch: 8 clips up to 4 s, 2 clips of 16 s.
 #: Activations of 512 channels every 5 samples then take 0.2 GB.
 BATCH_CLIPS, BATCH_S = 8, 32.0
@@ -78,8 +79,8 @@ class ModuleParams:
             then differ by rounding.
         buckets: Pad clips with zeros to a few lengths; off, clips run one by one and the module is
             compiled for all lengths at once.
-        batch: Most clips that run together, in up to 32 s of padded audio; null takes 8, and 1 runs
-            every clip alone.
+        batch: Most clips that run together, in up to 32 s of padded audio; 1 runs every clip alone.
+            Null takes 8 on a GPU or compiled, and 1 otherwise.
     """
 
     module: str
@@ -283,8 +284,9 @@ class ModuleRunner:
         steps = 1 if self._params.compile else BUCKETS_UNCOMPILED
         number = max(0, math.ceil(steps * math.log2(n_samples / shortest)))
         bucket = math.ceil(shortest * 2 ** (number / steps))
-        most = max(1, int(BATCH_S * self._fs_hz) // bucket)
-        return min(most, self._params.batch or BATCH_CLIPS), bucket
+        together = self._params.compile or self._backend.name != "cpu"
+        clips = self._params.batch or (BATCH_CLIPS if together else 1)
+        return max(1, min(clips, int(BATCH_S * self._fs_hz) // bucket)), bucket
 
     def run(self, signals: Sequence[Signal]) -> list[dict[str, Frames]]:
         """Return the frames of every signal by stream; a bucket's signals run in their order."""
@@ -315,31 +317,36 @@ class ModuleRunner:
         return self._arrays([made[i] for i in range(len(signals))])
 
     def _arrays(self, made: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Frames]]:
-        """Return copies in host memory of every signal's frames by stream."""
-        frames = [each for of_signal in made for each in of_signal.values()]
+        """Return every signal's frames by stream, in host memory."""
         if self._backend.name == "cpu":
-            copies = iter([each.numpy().copy() for each in frames])
-        else:
-            copies = iter(self._backend.download(frames))
-        return [{name: next(copies) for name in of_signal} for of_signal in made]
+            return [{name: each.numpy() for name, each in streams.items()} for streams in made]
+        copies = iter(self._backend.download([each for one in made for each in one.values()]))
+        return [{name: next(copies) for name in streams} for streams in made]
 
     def _padded(self, signals: Sequence[Signal], n_samples: int, clips: int) -> Tensor:
         """Return the signals as (clip, sample) or (clip, 1, sample), padded with zeros."""
         x = torch.zeros(clips, n_samples, device=self._backend.device)
         for row, signal in zip(x, signals, strict=False):
-            row[: len(signal)] = torch.as_tensor(signal)
+            if isinstance(signal, Tensor):
+                row[: len(signal)] = signal
+            else:
+                row.numpy()[: len(signal)] = signal
         return x.unsqueeze(1) if self._params.channel_axis else x
 
     def _cut(self, returned: Any, signals: Sequence[Signal], clips: int) -> list[dict[str, Tensor]]:
-        """Return every signal's frames by stream, without frames of the padding."""
+        """Return copies of every signal's frames by stream, without frames of the padding."""
         output, layers = returned if isinstance(self._plain[0], _Layers) else (returned, {})
         found = {
             name: each.frames(name, layers[each.layer] if each.layer else output, clips)
             for name, each in self._streams.items()
         }
+        # A module may return a tensor that it fills again for the next batch.
+        in_rows = torch.contiguous_format
         return [
             {
-                name: frames[row, : self.grids[name].n_frames(len(signal))]
+                name: frames[row, : self.grids[name].n_frames(len(signal))].clone(
+                    memory_format=in_rows
+                )
                 for name, frames in found.items()
             }
             for row, signal in enumerate(signals)

@@ -68,6 +68,18 @@ class OneClip(Encoder):
         return super().forward(x[:1])
 
 
+class InPlace(Encoder):
+    """Overwrites its input, and returns one tensor for all clips of a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned: dict[torch.Size, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = super().forward(x.mul_(2))
+        return self.returned.setdefault(made.shape, torch.empty_like(made)).copy_(made)
+
+
 class Stack(nn.Module):
     """Two layers; the output says what each of them gives."""
 
@@ -226,6 +238,20 @@ def test_frames_do_not_depend_on_company_order_or_number_of_clips(batch: int | N
         np.testing.assert_array_equal(made["encoded"], extractor.extract(alone)[0]["encoded"])
     for backwards, made in zip(extractor.extract(clips[::-1])[::-1], together, strict=True):
         np.testing.assert_array_equal(made["encoded"], backwards["encoded"])
+
+
+def test_a_module_may_overwrite_its_input_and_what_it_returned() -> None:
+    params = _params("InPlace", channel_axis=True, batch=1)
+    extractor = build_extractor("torch_module", params=params, streams={"encoded": ENCODED})
+    clips = _clips(1.1, 1.1, 1.1)
+    given = [clip.copy() for clip in clips]
+    for clip in clips:
+        clip.flags.writeable = False  # torch would warn of it
+    made = extractor.extract(clips)
+    np.testing.assert_array_equal(clips, given)
+    plain = build_extractor("torch_module", params=_params(), streams={"encoded": ENCODED})
+    for one, clip in zip(made, given, strict=True):
+        np.testing.assert_array_equal(one["encoded"], plain.extract([2 * clip])[0]["encoded"])
 
 
 @pytest.mark.parametrize("module", ["Peaks", "OneClip"])
