@@ -122,10 +122,12 @@ def _contents(
     layout: Layout, dataset: DatasetFile, records: Sequence[CommitRecord]
 ) -> dict[str, Any]:
     from earmill.pipeline.dataset.commit_record import bad_rows
-    from earmill.pipeline.dataset.snapshot import current_index
+    from earmill.pipeline.dataset.snapshot import current_index, read_current, read_snapshot
     from earmill.pipeline.planning.plan import read_row_ids
 
     planned = len(read_row_ids(layout, dataset.plan_id))
+    current = read_current(layout)
+    snapshot = None if current is None else read_snapshot(layout, current)
     reasons, frames = Counter[str](), Counter[str]()
     for record in records:
         reasons.update(bad_rows(layout, record)["error_class"].to_pylist())
@@ -152,6 +154,8 @@ def _contents(
         "frames": dict(frames),
         "files": sum(len(record.files) for record in records),
         "bytes": sum(record.nbytes for record in records),
+        "additions": [] if snapshot is None else sorted(snapshot.additions),
+        "outdated_additions": [] if snapshot is None else list(snapshot.outdated),
         "finalised": current_index(layout) is not None,
     }
 
@@ -165,6 +169,10 @@ def _print(result: dict[str, Any]) -> None:
         layout = layout_of(s)
         shape = f"{layout.stored_rows} of {s['width']} {layout.columns_are} {layout.rate_text}"
         facts.append((f"stream {s['name']}", f"{frames:,} {shape} ({s['pool']}), {s['unit']}"))
+    if result["additions"]:
+        facts.append(("features added", ", ".join(result["additions"])))
+    if result["outdated_additions"]:
+        facts.append(("added to earlier rows", ", ".join(result["outdated_additions"])))
     facts.append(("stored", f"{', '.join(result['formats'])} in {result['dtype']}"))
     for of, license in result["licenses"].items():
         facts.append((f"licence of {of}", license.get("name") or license["id"]))
@@ -261,6 +269,12 @@ def _print_report(uri: str, report: Report) -> None:
         out.print(
             f"{len(report.damaged):,} shards are damaged: `earmill extract` with --resume --repair "
             "computes them again"
+        )
+    if report.damaged_additions:
+        names = ", ".join(report.damaged_additions)
+        out.print(
+            f"features added as {names} are damaged: `earmill add-features` with --repair computes "
+            "them again"
         )
     if report.ok:
         out.print("verified: whole", style="green")

@@ -170,6 +170,12 @@ def add_features(
         ),
     ],
     set_: options.Overrides = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Read every added file first, and compute damaged shards again."
+        ),
+    ] = False,
     workers: options.Workers = None,
     device: options.Device = None,
     as_json: options.AsJson = False,
@@ -179,7 +185,8 @@ def add_features(
     metrics: options.Metrics = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compute other models' streams for the rows of a dataset; readers see both.
+    """Compute other models' streams for the rows of a dataset. `open_features` with
+    `additions=True` reads both.
 
     Run it again after an update to compute the new rows. `extract` has the same exit codes.
     """
@@ -195,6 +202,7 @@ def add_features(
             overrides=options.run_overrides(set_, **run, ray_address=ray_address),
             sink=sink,
             stop=stop,
+            repair=repair,
         )
     raise typer.Exit(end.exit_code)
 

@@ -107,7 +107,7 @@ class PlainLines(Reporter):
         line = news(event)
         if isinstance(event, events.JobFinished):
             say(event.message, self._result)
-            line = cost(event)
+            line = None if self.quiet else cost(event)
         elif line is None:
             moves = self._tally.done_s > self._done_s
             if self._is_due(LINE_EVERY_S if moves else SAME_LINE_EVERY_S):

@@ -36,7 +36,7 @@ def needed_modules(where: str = "", extra: str = JOBS) -> Iterator[None]:
     except EarmillError:
         raise
     except ImportError as error:
-        raise missing_package(error, where, extra) from error
+        raise missing_package(error, where, extra) from None
 
 
 def missing_package(error: ImportError, where: str = "", extra: str = JOBS) -> MissingPackageError:

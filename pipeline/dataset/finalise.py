@@ -261,7 +261,7 @@ def _store_snapshot(
 ) -> tuple[Snapshot, OutFile, tuple[EarlierSnapshot, ...]]:
     """Write a snapshot unless it is the current one; return it, its file, and earlier snapshots."""
     known = known_snapshots(layout)
-    diff, kept = None, dict[str, OutFile]()
+    diff, kept, outdated = None, dict[str, OutFile](), set[str]()
     # A damaged snapshot is compared with nothing: its rows are not known any more.
     with suppress(CommitError, OSError, pa.ArrowException):
         if known:
@@ -269,7 +269,12 @@ def _store_snapshot(
             diff = compare_snapshots(layout, before, made)
             # Added features stay if the rows do: they would be read as features of other audio.
             kept = {} if diff else dict(before.additions)
-    made = replace(made, additions={**kept, **add})
+            outdated = {
+                name
+                for name in {*before.outdated, *before.additions} - {*kept, *add}
+                if layout.exists(f"{paths.addition_path(name)}/{paths.CURRENT_FILE}")
+            }
+    made = replace(made, additions={**kept, **add}, outdated=tuple(sorted(outdated)))
     again = replace(made, entry=known[-1].entry) if known else made
     if known and described(known[-1].snapshot.path, again.to_json().encode()) == known[-1].snapshot:
         made, known = again, known[:-1]

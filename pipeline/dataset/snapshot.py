@@ -108,11 +108,16 @@ class Snapshot(Strict):
     # Name of each set of features beside these rows, in `additions/<name>`, to its snapshot there;
     # the path is relative to this root.
     additions: Mapping[str, OutFile] = field(default_factory=dict)
+    # Names of sets beside earlier rows, until `add-features` has computed the rows of today.
+    outdated: tuple[str, ...] = ()
     entry: LogEntry = LogEntry()  # Closing an unchanged dataset again keeps the earlier entry.
     layout_version: int = paths.LAYOUT_VERSION
 
     def to_json(self) -> str:
-        return _canonical(asdict(self))
+        data = asdict(self)
+        if not self.outdated:  # as releases wrote it that did not know the field
+            del data["outdated"]
+        return _canonical(data)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:
@@ -231,6 +236,14 @@ def read_current(layout: Layout) -> Current | None:
 
 def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
     return Snapshot.from_json(read_checked(layout, named.snapshot))
+
+
+def outdated_text(snapshot: Snapshot, url: str) -> str:
+    """Return what a user must know about features that do not belong to the rows any more."""
+    return (
+        f"features added to earlier rows are left out: {', '.join(snapshot.outdated)}; run "
+        f"`earmill add-features {url} JOB.yaml` again with the job of each"
+    )
 
 
 def current_index(layout: Layout) -> str | None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from earmill.pipeline.common.byte_streams import sha256_of
-from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError
+from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, OutputError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, audio, bytes_text, few
 from earmill.pipeline.dataset.commit_record import (
@@ -65,6 +65,7 @@ class Report(Shown):
         orphans: Files that no commit names.
         replaced: Files that only replaced commits name.
         damaged: Shards of the plan that `extract --resume --repair` would compute again.
+        damaged_additions: Names of added features with such shards; `add-features --repair`.
     """
 
     problems: list[str]
@@ -80,6 +81,7 @@ class Report(Shown):
     orphans: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    damaged_additions: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -174,10 +176,22 @@ def _foreign(dataset: DatasetFile, shard: str, record: CommitRecord) -> list[str
 
 
 def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> Report:
-    """Check a whole dataset; without `hashes` sizes and small files only."""
+    """Check a whole dataset and what was added to its rows; without `hashes` sizes and small files
+    only. The report counts shards, rows and files of the dataset alone."""
     dataset = require_dataset(layout)
     with Threads(max(1, threads)) as pool:
-        return _Check(layout, dataset, hashes, pool).report()
+        check = _Check(layout, dataset, hashes, pool)
+        report = check.report()
+    for name in check.additions:
+        where = paths.addition_path(name)
+        try:
+            added = verify(layout.below(where), hashes, threads)
+        except OutputError as error:
+            added = Report([str(error)])
+        report.problems.extend(f"{where}: {problem}" for problem in added.problems)
+        if added.damaged:
+            report.damaged_additions.append(name)
+    return report
 
 
 def published(layout: Layout) -> dict[str, int]:
@@ -192,6 +206,7 @@ class _Check:
         self._layout, self._dataset, self._hashes, self._pool = layout, dataset, hashes, pool
         self.problems: list[str] = []
         self.damaged: set[str] = set()
+        self.additions: tuple[str, ...] = ()  # Names of features added to the rows.
 
     def report(self) -> Report:
         plan_id = self._dataset.plan_id
@@ -330,7 +345,8 @@ class _Check:
         except CommitError as err:
             self.problems += [*found, str(err)]
             return
-        for file in (snapshot.dataset, snapshot.plan, snapshot.index):
+        self.additions = tuple(snapshot.additions)
+        for file in (snapshot.dataset, snapshot.plan, snapshot.index, *snapshot.additions.values()):
             found += _changed(layout, file)
         found += self._compare_commits(snapshot, records)
         if not found and snapshot.moments != moments_of(records, self._dataset.streams):

@@ -64,21 +64,14 @@ class Contents:
 def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
     """Return the files of a finished dataset's current snapshot; OutputError if there is none, or
     `verify` refuses it. With `hashes` every file is read, else only sizes and small files."""
-
-    def whole(layout: Layout) -> Report:
-        report = verify(layout, hashes=hashes)
-        if report.problems:
-            more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
-            raise OutputError(
-                f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, "
-                f"got: {report.problems[0]}{more}"
-            )
-        return report
-
-    report = whole(layout)
+    report = verify(layout, hashes=hashes)
+    if report.problems:
+        more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
+        raise OutputError(
+            f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, "
+            f"got: {report.problems[0]}{more}"
+        )
     dataset, current = require_dataset(layout), require_current(layout)
-    for name in read_snapshot(layout, current).additions:
-        whole(layout.below(addition_path(name)))
     files = {file.path: file for file in _files(layout, current)}
     return Contents(dataset, current.entry, files, report)
 

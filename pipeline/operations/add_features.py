@@ -31,12 +31,14 @@ from earmill.pipeline.dataset.snapshot import (
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.operations.open_job import compare
+from earmill.pipeline.operations.retry import damaged
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
 from earmill.pipeline.operations.update import Update
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec, read_mapping
+from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
@@ -49,9 +51,11 @@ def add_features(
     overrides: Iterable[str] = (),
     sink: events.Sink = events.ignore,
     stop: StopRequest | None = None,
+    repair: bool = False,
 ) -> events.JobFinished:
     """Compute other models' streams for the rows of a dataset that lack them. `job` has `extract`,
     and perhaps `name`, `run` and `source.storage_options`; the other sections are the dataset's.
+    With `repair` every added file is read, and damaged shards of them are computed again.
     Raises OvertakenError if the dataset changed meanwhile, and the errors of `run_job`."""
     layout = Layout.open(uri, storage_options)
     dataset, plan = _finished(layout)
@@ -78,7 +82,8 @@ def add_features(
     while True:
         _check_unchanged(layout, current)
         _take_changes(place, spec, rows)
-        end = run_job(spec, resume=True, plan=rows, sink=quiet, stop=stop)
+        again = damaged if repair else None
+        end = run_job(spec, resume=True, again=again, plan=rows, sink=quiet, stop=stop)
         if end.exit_code == EXIT_FAILED:
             return end
         # An addition that was cut off is finished as planned, before changes are taken in.
@@ -146,8 +151,14 @@ def _spec_of(
 def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
     """Begin a revision for rows that have changed since the addition was finished."""
     stored = read_dataset(place)
-    if stored is None or stored.spec_sha256 != spec.sha256():
+    if stored is None:
         return
+    if stored.spec_sha256 != spec.sha256():
+        changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
+        raise OutputError(
+            f"{place.url()} belongs to another spec (different: {changed}); give the job another "
+            "name"
+        )
     before = Plan.read(place, stored.plan_id)
     if not is_finished(place, before):
         return

@@ -26,7 +26,7 @@ from earmill.pipeline.dataset.driver_lock import (
     overtaken,
 )
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.snapshot import read_current
+from earmill.pipeline.dataset.snapshot import outdated_text, read_current, read_snapshot
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import Session, WorkerRequest, executor_of
@@ -450,6 +450,9 @@ class Run:
                 finalise(job.layout, fence=job.fence)
         if sharing.joins and sharing.works and not sharing.stays:
             result.left_to_others = missing - len(result.failed)
+        closed = counted is not None and _snapshot_path(job.layout) != counted
+        if closed:
+            self._tell_outdated(job.layout)
         end = summarise(
             result,
             before=list(before.values()),
@@ -457,10 +460,17 @@ class Run:
             layout=job.layout,
             max_bad_fraction=job.spec.run.max_bad_fraction,
             skipped=skipped_text(job.plan.skipped),
-            closed=counted is not None and _snapshot_path(job.layout) != counted,
+            closed=closed,
         )
         self.sink(end)
         return end
+
+    def _tell_outdated(self, layout: Layout) -> None:
+        with suppress(CommitError):
+            current = read_current(layout)
+            snapshot = None if current is None else read_snapshot(layout, current)
+            if snapshot is not None and snapshot.outdated:
+                self.sink(events.Note(outdated_text(snapshot, layout.url())))
 
 
 def _clear(job: OpenJob) -> None:

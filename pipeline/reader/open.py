@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -140,6 +141,8 @@ def open_features(
         catalog = load_catalog(Layout.open(os.fspath(uri), options), snapshot)
         places: dict[str, tuple[Uri, Which | None]] = {"": (uri, snapshot)}
         known: dict[str, Sequence[str]] = {"": tuple(catalog.streams)}
+        if catalog.outdated:
+            warnings.warn(catalog.outdated, stacklevel=2)
         for name, file in catalog.additions.items():
             place = f"{os.fspath(uri).rstrip('/')}/{addition_path(name)}"
             stem = PurePosixPath(file.path).stem

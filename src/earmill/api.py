@@ -267,6 +267,7 @@ def add_features(
     uri: Uri,
     job: str | os.PathLike[str] | Mapping[str, Any],
     *,
+    repair: bool = False,
     overrides: Iterable[str] = (),
     progress: Progress = False,
     ray_address: str | None = None,
@@ -280,6 +281,7 @@ def add_features(
         uri: Output of a finished job.
         job: A job file or mapping with `extract`, `name`, `run` and credentials of the source;
             source, audio and formats are the dataset's.
+        repair: Read every added file first, and compute damaged shards again.
         overrides: See `extract`.
         progress: See `extract`.
         ray_address: See `extract`.
@@ -305,6 +307,7 @@ def add_features(
             overrides=_listed(overrides, ray_address),
             sink=sink,
             stop=stop,
+            repair=repair,
         )
     return _checked(end, check)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from earmill import open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import CommitError, OutputError, SpecError
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.driver.events import Note
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
@@ -83,15 +85,49 @@ def test_a_taken_name_is_led_by_that_of_the_addition(changing: Changing) -> None
         ds.by_id("none.wav")
 
 
-def test_after_an_update_it_is_gone_until_it_has_taken_the_change_in(changing: Changing) -> None:
+@pytest.mark.parametrize("damage", ["data", "byte", "all"])
+def test_a_damaged_addition_is_found_and_repaired(
+    changing: Changing, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earmill.add_features(changing.out, MEL)
+    now, folder = joined(changing), changing.out / "additions" / "mel"
+    assert command(["verify", str(changing.out)]) == 0
+    if damage == "byte":
+        file = min(path for path in (folder / "data").rglob("*.parquet") if path.is_file())
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    else:
+        shutil.rmtree(folder if damage == "all" else folder / "data")
+    capsys.readouterr()
+    assert command(["verify", str(changing.out)]) == 1
+    assert "problem: additions/mel: " in " ".join(capsys.readouterr().out.split())
+    report = verify(changing.layout)
+    assert report.damaged == [] and report.shards == report.shards_planned
+    assert report.damaged_additions == ([] if damage == "all" else ["mel"])
+    changing.computed.clear()
+    earmill.add_features(changing.out, MEL, repair=True)
+    assert 0 < len(changing.computed) <= CLIPS - 3 * (damage == "byte")
+    assert joined(changing) == now
+    assert_whole(changing.out)
+
+
+def test_after_an_update_it_is_gone_until_it_has_taken_the_change_in(
+    changing: Changing, capsys: pytest.CaptureFixture[str]
+) -> None:
     earmill.add_features(changing.out, MEL)
     names = changing.names()
     changing.write(names[0], 78, seconds=0.7)  # other audio under a name that both sets have
     (changing.corpus / names[5]).unlink()
     changing.write("new.wav", 77)
-    changing.update()
-    assert joined(changing) == changing.values()
-    assert "log_mel" not in next(iter(joined(changing).values()))
+    _, seen = changing.update()
+    notes = [event.text for event in seen if isinstance(event, Note)]
+    assert any("left out: mel; run `earmill add-features" in text for text in notes)
+    with pytest.warns(UserWarning, match="left out: mel; run `earmill add-features"):
+        assert joined(changing) == changing.values()
+    assert command(["inspect", str(changing.out)]) == 0
+    assert "added to earlier rows │ mel" in " ".join(capsys.readouterr().out.split())
+    assert "log_mel" not in next(iter(changing.values().values()))
     changing.computed.clear()
     earmill.add_features(changing.out, MEL)
     assert sorted(changing.computed) == sorted(["new.wav", names[0]])
