@@ -94,12 +94,12 @@ class FrameDesign:
         memory_s: See `Extractor`; 0 if a frame depends on its window alone. Frames may depend on up
             to a second that follows. None if long recordings must go in order.
         compute_batch: Computes the frames of several signals, in their order; None is `compute` of
-            each signal. The values of a signal must not depend on the other signals. It must not
-            write to the signals.
+            each signal. The values of a signal must not depend on the other signals.
         on_threads: Whether `compute` may run on several threads at once.
         place: Moves the model to another backend. Both functions then get tensors on its device,
             and still return arrays. None for a model that stays on the CPU.
         gpu_tolerance: See `Extractor`.
+        reads_only: True if both functions leave their signals as they are; else they get copies.
     """
 
     grids: Mapping[str, FrameGrid]
@@ -111,6 +111,7 @@ class FrameDesign:
     on_threads: bool = False
     place: Callable[[Backend], None] | None = None
     gpu_tolerance: float = Extractor.gpu_tolerance
+    reads_only: bool = False
 
 
 P = TypeVar("P")
@@ -192,6 +193,8 @@ class FrameExtractor(Extractor):
         with self.backend.stream():
             if self.backend.name == "cpu":
                 signals = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in arrays]
+                if not self._design.reads_only:
+                    signals = [signal.copy() for signal in signals]
             else:
                 signals = self.backend.share(arrays)
             # A model need not accept signals without frames.
@@ -203,14 +206,9 @@ class FrameExtractor(Extractor):
     def _computed(self, signals: Sequence[Signal]) -> Iterable[Mapping[str, Frames]]:
         if self._design.compute_batch is not None:
             return self._design.compute_batch(signals)
-
-        def compute(i: int) -> Mapping[str, Frames]:
-            # It may write to its signal.
-            return self._design.compute(signals[i].copy())
-
         if not self._design.on_threads:
-            return map(compute, range(len(signals)))
-        return parallel_map(compute, len(signals))
+            return map(self._design.compute, signals)
+        return parallel_map(lambda i: self._design.compute(signals[i]), len(signals))
 
     def _checked(self, n_samples: int, found: Mapping[str, Frames]) -> ClipFeatures:
         wanted, made = self.n_frames(n_samples), ClipFeatures()

@@ -25,7 +25,6 @@ from amtcore.errors import ParameterError
 from amtcore.features import ExtractStream, FrameDesign, FrameGrid, FrameModel, StreamKind
 from amtcore.features.feature_model import ClipFeatures
 from amtcore.features.torch_compile import Compiled
-from amtcore.kernels.vector.threads import parallel_map
 
 #: Frames of a block.
 BLOCK_FRAMES = 128
@@ -301,11 +300,7 @@ def mel_design(stream: str, blocks: MelBlocks, grid: FrameGrid) -> FrameDesign:
     constants = {"window": blocks.mel.spectrogram.window, "fb": blocks.mel.mel_scale.fb}
     if blocks.dct is not None:
         constants["dct"] = blocks.dct
-    # A function of the batch gets the signals themselves; `compute` alone would get copies.
-    design = FrameDesign(
-        {stream: grid}, compute, constants, on_threads=True,
-        compute_batch=lambda signals: parallel_map(lambda i: compute(signals[i]), len(signals)),
-    )  # fmt: skip
+    design = FrameDesign({stream: grid}, compute, constants, on_threads=True, reads_only=True)
     if top_db:
         return design
     # A frame depends on its window alone, which must be shorter than the margin of one second.

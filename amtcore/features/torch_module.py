@@ -207,7 +207,7 @@ class TorchModule(FeatureModel):
         design = FrameDesign(
             runner.grids, lambda signal: runner.run([signal])[0], runner.constants,
             compute_batch=runner.run, on_threads=True, place=runner.place,
-            gpu_tolerance=BATCH_RTOL,
+            gpu_tolerance=BATCH_RTOL, reads_only=True,
         )  # fmt: skip
         return FrameExtractor(self, fs_hz, design, streams, params, _hashed(asked, declared))
 

@@ -156,7 +156,8 @@ def _contents(
         "bytes": sum(record.nbytes for record in records),
         "additions": [] if snapshot is None else sorted(snapshot.additions),
         "outdated_additions": [] if snapshot is None else list(snapshot.outdated),
-        "finalised": current_index(layout) is not None,
+        # A closed dataset of layout version 1 has no snapshot.
+        "finalised": snapshot is not None or current_index(layout) is not None,
     }
 
 

@@ -269,12 +269,13 @@ def _store_snapshot(
             diff = compare_snapshots(layout, before, made)
             # Added features stay if the rows do: they would be read as features of other audio.
             kept = {} if diff else dict(before.additions)
-            outdated = {
-                name
-                for name in {*before.outdated, *before.additions} - {*kept, *add}
-                if layout.exists(f"{paths.addition_path(name)}/{paths.CURRENT_FILE}")
-            }
-    made = replace(made, additions={**kept, **add}, outdated=tuple(sorted(outdated)))
+            outdated = {*before.outdated, *before.additions} - {*kept, *add}
+    left = tuple(
+        name
+        for name in sorted(outdated)
+        if layout.exists(f"{paths.addition_path(name)}/{paths.CURRENT_FILE}")
+    )
+    made = replace(made, additions={**kept, **add}, outdated=left)
     again = replace(made, entry=known[-1].entry) if known else made
     if known and described(known[-1].snapshot.path, again.to_json().encode()) == known[-1].snapshot:
         made, known = again, known[:-1]

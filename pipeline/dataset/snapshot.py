@@ -238,10 +238,10 @@ def read_snapshot(layout: Layout, named: Current | EarlierSnapshot) -> Snapshot:
     return Snapshot.from_json(read_checked(layout, named.snapshot))
 
 
-def outdated_text(snapshot: Snapshot, url: str) -> str:
+def outdated_text(names: Sequence[str], url: str) -> str:
     """Return what a user must know about features that do not belong to the rows any more."""
     return (
-        f"features added to earlier rows are left out: {', '.join(snapshot.outdated)}; run "
+        f"features added to earlier rows are left out: {', '.join(names)}; run "
         f"`earmill add-features {url} JOB.yaml` again with the job of each"
     )
 

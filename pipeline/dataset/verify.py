@@ -186,7 +186,7 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
         where = paths.addition_path(name)
         try:
             added = verify(layout.below(where), hashes, threads)
-        except OutputError as error:
+        except (CommitError, OutputError) as error:
             added = Report([str(error)])
         report.problems.extend(f"{where}: {problem}" for problem in added.problems)
         if added.damaged:

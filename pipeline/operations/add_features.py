@@ -15,7 +15,6 @@ from earmill.pipeline.common.errors import OutputError, OvertakenError, SpecErro
 from earmill.pipeline.dataset.description import (
     DatasetFile,
     check_same,
-    read_dataset,
     require_dataset,
 )
 from earmill.pipeline.dataset.driver_lock import held, overtaken
@@ -30,7 +29,7 @@ from earmill.pipeline.dataset.snapshot import (
 )
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import StopRequest
-from earmill.pipeline.operations.open_job import compare
+from earmill.pipeline.operations.open_job import compare, stored_dataset
 from earmill.pipeline.operations.retry import damaged
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
 from earmill.pipeline.operations.update import Update
@@ -38,7 +37,6 @@ from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec, read_mapping
-from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
@@ -79,10 +77,10 @@ def add_features(
         if not isinstance(event, events.SourceChanged):
             sink(event)
 
+    again = damaged if repair else None
     while True:
         _check_unchanged(layout, current)
         _take_changes(place, spec, rows)
-        again = damaged if repair else None
         end = run_job(spec, resume=True, again=again, plan=rows, sink=quiet, stop=stop)
         if end.exit_code == EXIT_FAILED:
             return end
@@ -150,15 +148,9 @@ def _spec_of(
 
 def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
     """Begin a revision for rows that have changed since the addition was finished."""
-    stored = read_dataset(place)
+    stored = stored_dataset(spec, place, "give the job another name")
     if stored is None:
         return
-    if stored.spec_sha256 != spec.sha256():
-        changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
-        raise OutputError(
-            f"{place.url()} belongs to another spec (different: {changed}); give the job another "
-            "name"
-        )
     before = Plan.read(place, stored.plan_id)
     if not is_finished(place, before):
         return

@@ -177,13 +177,15 @@ def committed_of(record: CommitRecord) -> Committed:
     )
 
 
-def stored_dataset(spec: JobSpec, layout: Layout) -> DatasetFile | None:
+def stored_dataset(
+    spec: JobSpec, layout: Layout, advice: str = "use another output.uri"
+) -> DatasetFile | None:
     """Return the output's description; None if the output is new, OutputError if of another job."""
     stored = read_dataset(layout)
     if stored is not None and stored.spec_sha256 != spec.sha256():
         changed = describe_changes(stored.spec, spec.canonical()) or "not visible in the spec"
         raise OutputError(
-            f"{layout.url()} belongs to another spec (different: {changed}); use another output.uri"
+            f"{layout.url()} belongs to another spec (different: {changed}); {advice}"
         )
     return stored
 

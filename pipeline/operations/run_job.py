@@ -470,7 +470,7 @@ class Run:
             current = read_current(layout)
             snapshot = None if current is None else read_snapshot(layout, current)
             if snapshot is not None and snapshot.outdated:
-                self.sink(events.Note(outdated_text(snapshot, layout.url())))
+                self.sink(events.Note(outdated_text(snapshot.outdated, layout.url())))
 
 
 def _clear(job: OpenJob) -> None:

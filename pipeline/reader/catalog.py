@@ -37,7 +37,6 @@ from earmill.pipeline.dataset.snapshot import (
     Which,
     find_snapshot,
     name_of,
-    outdated_text,
     read_checked,
     read_current,
     read_snapshot,
@@ -165,7 +164,7 @@ class Catalog:
     moments: Mapping[str, StoredMoments] = field(default_factory=dict)
     # Feature sets beside these rows, see `dataset.snapshot`.
     additions: Mapping[str, OutFile] = field(default_factory=dict)
-    outdated: str = ""  # A sentence on additions that were computed for earlier rows, if any.
+    outdated: Sequence[str] = ()  # Names of sets beside earlier rows.
     # All good rows, and the expression that chose `table` out of them.
     all_rows: pa.Table | None = field(default=None, repr=False)
     chosen_by: str = ""
@@ -381,9 +380,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         refs=refs,
         moments=moments,
         additions={} if snapshot is None else snapshot.additions,
-        outdated=""
-        if snapshot is None or not snapshot.outdated
-        else outdated_text(snapshot, layout.url()),
+        outdated=() if snapshot is None else snapshot.outdated,
     )
 
 

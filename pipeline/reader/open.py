@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.dataset.snapshot import Which, find_snapshot
+from earmill.pipeline.dataset.snapshot import Which, find_snapshot, outdated_text
 from earmill.pipeline.reader.catalog import load_catalog
 from earmill.pipeline.reader.combined import ConcatenatedFeatures, JoinedFeatures
 from earmill.pipeline.reader.features import Features
@@ -138,11 +138,12 @@ def open_features(
     if additions:
         if isinstance(uri, list | tuple):
             raise ValueError("expected one place to read with its additions, got a list of places")
-        catalog = load_catalog(Layout.open(os.fspath(uri), options), snapshot)
+        layout = Layout.open(os.fspath(uri), options)
+        catalog = load_catalog(layout, snapshot)
         places: dict[str, tuple[Uri, Which | None]] = {"": (uri, snapshot)}
         known: dict[str, Sequence[str]] = {"": tuple(catalog.streams)}
         if catalog.outdated:
-            warnings.warn(catalog.outdated, stacklevel=2)
+            warnings.warn(outdated_text(catalog.outdated, layout.url()), stacklevel=2)
         for name, file in catalog.additions.items():
             place = f"{os.fspath(uri).rstrip('/')}/{addition_path(name)}"
             stem = PurePosixPath(file.path).stem

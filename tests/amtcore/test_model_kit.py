@@ -13,6 +13,7 @@ from amtcore.errors import ShapeError
 from amtcore.features import FrameDesign, FrameGrid, FrameModel, StreamKind
 from amtcore.features.feature_model import ClipFeatures, Extractor, ExtractStream, Frames
 from amtcore.features.frame_model import FrameExtractor
+from amtcore.kernels.devices import get_backend
 from amtcore.testing.models import ModelConformance
 
 HOP = 160
@@ -70,6 +71,34 @@ class Writes(SumModel):
     def _double(self, signal: Frames) -> dict[str, Frames]:
         signal *= 2
         return {"sums": self.sums(signal)}
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+@pytest.mark.parametrize("device", ["cpu", "interpreted"])
+def test_only_what_says_that_it_reads_only_gets_the_clips_themselves(
+    in_batches: bool, device: str
+) -> None:
+    seen: list[Any] = []
+
+    def compute(signal: Any) -> dict[str, Frames]:
+        seen.append(signal)
+        if not reads_only and device == "cpu":
+            signal *= 2
+        return {"sums": np.zeros((len(signal) // HOP, 1), np.float32)}
+
+    batch = (lambda signals: [compute(each) for each in signals]) if in_batches else None
+    clip = np.ones(HOP, np.float32)
+    for reads_only in (True, False):
+        design = FrameDesign(
+            {"sums": FrameGrid(1, HOP)}, compute, compute_batch=batch, reads_only=reads_only,
+            place=lambda backend: None,
+        )  # fmt: skip
+        extractor = FrameExtractor(SumModel(), 16000.0, design, ["sums"], {}, {})
+        extractor.place(get_backend(device))
+        extractor.extract([clip])
+        assert clip.sum() == HOP
+    if device == "cpu":
+        assert [each is clip for each in seen] == [True, False]
 
 
 class SilenceIsNaN(SumModel):

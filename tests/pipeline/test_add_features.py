@@ -85,6 +85,12 @@ def test_a_taken_name_is_led_by_that_of_the_addition(changing: Changing) -> None
         ds.by_id("none.wav")
 
 
+def test_a_damaged_description_of_an_addition_is_a_problem(changing: Changing) -> None:
+    earmill.add_features(changing.out, MEL)
+    (changing.out / "additions" / "mel" / "dataset.json").write_text("{")
+    assert any(line.startswith("additions/mel: ") for line in verify(changing.layout).problems)
+
+
 @pytest.mark.parametrize("damage", ["data", "byte", "all"])
 def test_a_damaged_addition_is_found_and_repaired(
     changing: Changing, damage: str, capsys: pytest.CaptureFixture[str]
