@@ -33,7 +33,7 @@ LOOKING = 0.1
 SAME_LINE_EVERY_S = 60.0  # Seconds between equal lines if standard output is no terminal.
 BAR_WIDTH = 24
 Looks = Iterator[tuple["JobProgress", str]]  # Progress, and the error of a failed look.
-Show = Callable[["JobProgress", bool], None]  # Shows a look; the flag says that it is the last.
+Show = Callable[["JobProgress"], None]
 
 
 def watch(
@@ -83,9 +83,8 @@ def watch(
             _serve(LivePage(layout, job, every), looks, show, page)
             return
         for progress, _ in looks:
-            is_last = once or progress.state == "finished"
-            show(progress, is_last)
-            if is_last:
+            show(progress)
+            if once or progress.state == "finished":
                 return
 
 
@@ -107,7 +106,7 @@ def _serve(page: LivePage, looks: Looks, show: Show, place: str) -> None:
             for progress, trouble in looks:
                 server.show(page.of(progress, trouble))
                 if not state == progress.state == "finished":
-                    show(progress, progress.state == "finished")
+                    show(progress)
                 state = progress.state
         except KeyboardInterrupt:
             say("the page is closed", file=sys.stderr)
@@ -119,31 +118,29 @@ def _looks(
     layout: Layout, job: JobWatch, *, once: bool, wait: bool, every: float, goes_on: bool
 ) -> Looks:
     """Yield the progress at every look, or the error of a look if watching `goes_on` after it."""
-    with store_errors(layout.url()):
-        while (progress := job.look()) is None:
-            if not wait:
-                raise OutputError(
-                    f"{layout.url()}: no job has begun here, found no dataset.json; give the "
-                    "output.uri of a job, or --wait until it has listed its source"
-                )
-            time.sleep(every)
-    trouble = ""
+    # A single look reads all commit records.
+    look = partial(job.look, sys.maxsize) if once else job.look
+    progress, trouble = None, ""
     while True:
         began_s = time.monotonic()
-        with store_errors(layout.url()):
-            while once and progress.unread and (more := job.look()) is not None:
-                progress = more
-        yield progress, trouble
-        # Commit records that are unread are read without a pause.
-        took_s = time.monotonic() - began_s
-        time.sleep(0.0 if progress.unread else max(every, took_s / LOOKING))
         try:
             with store_errors(layout.url()):
-                progress, trouble = job.look() or progress, ""
+                progress, trouble = look() or progress, ""
         except EarmillError as error:
-            if not goes_on:
+            if progress is None or not goes_on:
                 raise
             trouble = f"this look failed, the next may not: {error}"
+        took_s = time.monotonic() - began_s
+        if progress is not None:
+            yield progress, trouble
+        elif not wait:
+            raise OutputError(
+                f"{layout.url()}: no job has begun here, found no dataset.json; give the "
+                "output.uri of a job, or --wait until it has listed its source"
+            )
+        # Commit records that are unread are read without a pause.
+        is_behind = progress is not None and progress.unread
+        time.sleep(0.0 if is_behind else max(every, took_s / LOOKING))
 
 
 class _Lines:
@@ -154,7 +151,7 @@ class _Lines:
         self._shown: tuple[object, ...] = ()
         self._shown_s = 0.0
 
-    def __call__(self, progress: JobProgress, last: bool) -> None:
+    def __call__(self, progress: JobProgress) -> None:
         if self._as_json:
             values = {"event": "watch", **asdict(progress)}
             values["audio_hours_per_s"] = progress.audio_hours_per_s
@@ -162,14 +159,14 @@ class _Lines:
             return
         new = (progress.shards_done, progress.rows_bad, progress.state, progress.unread)
         due = time.monotonic() - self._shown_s >= SAME_LINE_EVERY_S
-        if new != self._shown or due or last:
+        if new != self._shown or due:
             self._shown, self._shown_s = new, time.monotonic()
             say(f"{progress.name}: {progress_line(progress)}")
             for remark in progress_remarks(progress):
                 say(remark)
 
 
-def _draw(live: Live, progress: JobProgress, last: bool) -> None:
+def _draw(live: Live, progress: JobProgress) -> None:
     """Draw a bar that stays in place, with the figures beside it."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -76,72 +76,66 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class PageServer:
+class PageServer(ThreadingHTTPServer):
     """Serves the page that `show` got last, until it is closed; port 0 takes a free port."""
 
     def __init__(self, place: tuple[str, int], page: str) -> None:
         host, port = place
-        self._page = page.encode()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        kind = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+        self.host = host
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.show(page)
         try:
-            self._server: ThreadingHTTPServer = kind((host, port), self._handler(host))
+            super().__init__(place, _Handler)
         except OSError as error:
             raise OutputError(
                 f"--page: cannot listen at {host}:{port}: {error.strerror or error}; give another "
                 "port, or port 0 for a free one"
             ) from error
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.server_address[1]}/"
+        self.url = f"http://{shown}:{self.server_port}/"
         self.is_private = _is_loopback(host)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True)
 
     def show(self, page: str) -> None:
-        self._page = page.encode()
+        self.page = page.encode()
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join()
 
-    def _handler(self, bound: str) -> type[BaseHTTPRequestHandler]:
-        server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = SILENT_S
-            server_version, sys_version = "earmill", ""
-            protocol_version = "HTTP/1.1"
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = SILENT_S
+    server_version, sys_version = "earmill", ""
+    protocol_version = "HTTP/1.1"
 
-            def do_GET(self) -> None:
-                # Values of a repeated header are joined, so that the request is refused. Names are
-                # in title case, as browsers write them.
-                headers = {
-                    name.title(): ", ".join(self.headers.get_all(name, [])) for name in self.headers
-                }
-                if refused := refusal(headers, bound):
-                    self._send(HTTPStatus.FORBIDDEN, f"{refused}\n".encode(), "text/plain")
-                elif urlsplit(self.path).path != "/":
-                    self._send(HTTPStatus.NOT_FOUND, b"there is only /\n", "text/plain")
-                else:
-                    self._send(HTTPStatus.OK, server._page, "text/html; charset=utf-8")
+    def do_GET(self) -> None:
+        # Values of a repeated header are joined, so that the request is refused. Names are in title
+        # case, as browsers write them.
+        headers = {name.title(): ", ".join(self.headers.get_all(name, [])) for name in self.headers}
+        if refused := refusal(headers, self.server.host):
+            self._send(HTTPStatus.FORBIDDEN, f"{refused}\n".encode(), "text/plain")
+        elif urlsplit(self.path).path != "/":
+            self._send(HTTPStatus.NOT_FOUND, b"there is only /\n", "text/plain")
+        else:
+            self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
 
-            do_HEAD = do_GET
+    do_HEAD = do_GET
 
-            def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                for name, value in HEADERS.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(content)
+    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **HEADERS}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Log nothing, because the terminal shows the job."""
-
-        return Handler
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing, because the terminal shows the job."""
