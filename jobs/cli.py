@@ -9,10 +9,10 @@ with an `error` event. No heavy module is imported here.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from inspect import getdoc
 from typing import Annotated
 
@@ -32,12 +32,7 @@ from earmill.jobs.commands.snapshots import compact, diff, gc, log
 from earmill.jobs.commands.watch import watch
 from earmill.jobs.console import process
 from earmill.jobs.console.process import OutputLost
-from earmill.jobs.console.terminal import (
-    error_event,
-    has_log_lines,
-    say_error,
-    tell_errors_as_log_lines,
-)
+from earmill.jobs.console.terminal import EXPLAIN, error_event, tell_errors_as_log_lines
 from earmill.pipeline.common.errors import EarmillError, StorageError, is_out_of_memory, memory_text
 from earmill.pipeline.common.missing_modules import missing_package
 from earmill.pipeline.common.text import one_line
@@ -99,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         # The message is printed already; with --json an event follows.
         if usage := getattr(end.__context__, "format_message", None):
-            _emit_error(arguments, code, one_line(usage()))
+            error_event(code, one_line(usage()), as_json="--json" in arguments)
         elif code == process.INTERRUPTED:
             return _fail(arguments, process.exit_code(), process.interruption())
         return code
@@ -135,17 +130,11 @@ def _report(arguments: Sequence[str], error: Exception) -> int:
 
 
 def _fail(arguments: Sequence[str], code: int, message: str, topic: str | None = None) -> int:
-    say_error(message, topic)
-    _emit_error(arguments, code, one_line(message), topic)
+    line = one_line(message)
+    hint = f" (help: {EXPLAIN} {topic})" if topic else ""
+    print(f"earmill: {line}{hint}", file=sys.stderr, flush=True)
+    error_event(code, line, topic, as_json="--json" in arguments)
     return code
-
-
-def _emit_error(
-    arguments: Sequence[str], code: int, message: str, topic: str | None = None
-) -> None:
-    if "--json" in arguments or has_log_lines():
-        with suppress(OutputLost, BrokenPipeError):  # standard error has the message already
-            error_event(code, message, topic)
 
 
 def _save(error: Exception) -> str:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from types import FrameType, MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
@@ -246,11 +246,8 @@ def reported_run(
     """Yield a sink that reports events, and a stop request that signals set."""
     stop = StopRequest()
     reporter = make_reporter(as_json=as_json, log_format=log_format, quiet=quiet)
-    try:
-        with _signals_to(stop):
-            yield logged(reporter), stop
-    finally:
-        reporter.close()
+    with closing(reporter), _signals_to(stop):
+        yield logged(reporter), stop
 
 
 @contextmanager

@@ -14,10 +14,12 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from earmill.jobs.console.process import OutputLost
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.redact import redact_text
 from earmill.pipeline.common.text import one_line, visible
@@ -48,27 +50,21 @@ def say_json(value: Any, file: IO[str] | None = None) -> None:
     print(json.dumps(value), file=file or sys.stdout, flush=True)
 
 
-def say_error(message: str, topic: str | None = None) -> None:
-    """Print the line on standard error with which a failed command ends."""
-    hint = f" (help: {EXPLAIN} {topic})" if topic else ""
-    print(f"earmill: {one_line(message)}{hint}", file=sys.stderr, flush=True)
-
-
-def error_event(exit_code: int, message: str, topic: str | None = None) -> None:
-    """Print the last JSON or log line of a command that failed without a result."""
+def error_event(
+    exit_code: int, message: str, topic: str | None = None, *, as_json: bool = False
+) -> None:
+    """Print the last JSON or log line of a command that failed without a result, if it is asked
+    for. Standard error has the message already, so a lost standard output is no further error."""
     hint = {"help": f"{EXPLAIN} {topic}"} if topic else {}
-    if has_log_lines():
-        print(log_line("error", ERROR, message, exit_code=exit_code, **hint), flush=True)
-    else:
-        say_json({"event": "error", "exit_code": exit_code, "message": message, **hint})
+    with suppress(OutputLost, BrokenPipeError):
+        if _log_lines[0]:
+            print(log_line("error", ERROR, message, exit_code=exit_code, **hint), flush=True)
+        elif as_json:
+            say_json({"event": "error", "exit_code": exit_code, "message": message, **hint})
 
 
 def tell_errors_as_log_lines(wanted: bool = True) -> None:
     _log_lines[0] = wanted
-
-
-def has_log_lines() -> bool:
-    return _log_lines[0]
 
 
 def console(**options: Any) -> Console:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from amtcore.features.feature_model import Extractor
+    from amtcore.kernels.backend import Backend
 
 FS_HZ = 16000.0
 #: A plain loop takes milliseconds per sample.
@@ -25,10 +26,9 @@ SAMPLES = 200
 #: Signals of the loudness models must fill their longest window.
 LOUDNESS_SAMPLES = 2400
 RMS = 0.1
-#: Largest relative error of an output; the order of sums differs, and onsets magnify that.
-BOUNDS = {"float64": 1e-10, "float32": 1e-4}
-#: Magnitude below which an output is rounding noise.
-_FLOOR = {"float64": 1e-12, "float32": 1e-6}
+#: Largest relative error of an output, because the order of sums differs and onsets magnify that;
+#: magnitude below which an output is rounding noise.
+BOUNDS = {"float64": (1e-10, 1e-12), "float32": (1e-4, 1e-6)}
 
 
 class UnequalError(EarmillError, AssertionError):
@@ -64,14 +64,14 @@ def _against_plain_loops(shape: tuple[int, ...], build: Callable[..., Any]) -> s
     generator = torch.Generator().manual_seed(0)
     signal = RMS * torch.randn(shape, generator=generator, dtype=torch.float64)
     errors = []
-    for name, bound in BOUNDS.items():
+    for name, (bound, floor) in BOUNDS.items():
         dtype = getattr(torch, name)
         kernel, loop, x = build(dtype=dtype), build(dtype=dtype), signal.to(dtype)
         for stage in loop.modules():
             if hasattr(stage, "backend"):
                 stage.backend = "reference"
         with torch.no_grad():
-            error = worst_error(_outputs(kernel(x)), _outputs(loop(x)), _FLOOR[name])
+            error = worst_error(_outputs(kernel(x)), _outputs(loop(x)), floor)
         if not error <= bound:
             raise UnequalError(
                 f"{name} kernels differ from their plain loops by {error:.1e}, expected at most "
@@ -124,17 +124,17 @@ def gpu_checks(*, wanted: bool) -> Iterator[Check]:
     from amtcore.kernels.devices import gpu_backend
 
     try:
-        backend = gpu_backend().name
+        backend = gpu_backend()
     except BackendError as error:
         state = State.FAILED if wanted else State.NO
         yield Check("GPU", state, str(error).removeprefix("no GPU: "))
         return
-    yield checked("GPU", partial(_gpu_facts, backend))
+    yield checked("GPU", partial(_gpu_facts, backend.name))
     yield checked("PTX", partial(_launch, backend))
     for name in BUILT_IN:
         what = f"{name} on the GPU"
         try:
-            there = build_extractor(name, backend=backend)
+            there = build_extractor(name, backend=backend.name)
         except Exception as error:
             yield Check(what, State.FAILED, named_line(error))
             continue
@@ -152,14 +152,12 @@ def _gpu_facts(backend: str) -> str:
     return str(device_facts())
 
 
-def _launch(backend: str) -> str:
-    from amtcore.kernels.devices import get_backend
+def _launch(backend: Backend) -> str:
     from amtcore.kernels.gpu.backend import GpuBackend
 
-    found = get_backend(backend)
-    assert isinstance(found, GpuBackend)
-    found.check()
-    return f"loaded and launched: {found.name} adds two vectors"
+    assert isinstance(backend, GpuBackend)
+    backend.check()
+    return f"loaded and launched: {backend.name} adds two vectors"
 
 
 def _against_cpu(name: str, here: Extractor, there: Extractor) -> str:

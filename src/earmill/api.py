@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -529,10 +529,7 @@ def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
     if callable(progress):
         yield logged(progress)
     elif progress:
-        reporter = notebook_reporter() or make_reporter()
-        try:
+        with closing(notebook_reporter() or make_reporter()) as reporter:
             yield logged(reporter)
-        finally:
-            reporter.close()
     else:
         yield logged(events.ignore)
