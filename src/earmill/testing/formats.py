@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -17,11 +17,12 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.description import DatasetFile, open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.publish import publish_shard
+from earmill.pipeline.dataset.snapshot import described
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
-from earmill.pipeline.formats.format import Encoding, Promise, explain_damage, format_of
-from earmill.pipeline.formats.rows import FeatureRow, OutFile
+from earmill.pipeline.formats.format import Encoding, Format, Promise, explain_damage, format_of
+from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.plan import plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.reader.open import open_features
@@ -41,67 +42,60 @@ ROWS = {
     "silent": 200,
 }
 FLIPS = 60
+ENVELOPE = StreamInfo(
+    name="envelope",
+    model="dau1997",
+    unit="model units",
+    width=6,
+    frame_rate_hz=100.0,
+    pool="mean",
+    axes=("time", "channel"),
+    channel_offsets=(0, 2, 4, 6),
+    fc_hz=(100.0, 200.0, 300.0),
+    mfc_hz=(),
+)
+SPIKES = replace(ENVELOPE, name="spikes", unit="spikes", frame_rate_hz=200.0, layout="events")
+STREAMS = (ENVELOPE, SPIKES)
 
 
 @dataclass(frozen=True)
 class Written:
     """A shard that the format wrote."""
 
-    name: str  # Name of the format.
+    format: Format
     layout: Layout
     rel: str  # Path of the shard in the layout.
     rows: Sequence[FeatureRow]
-    streams: Sequence[StreamInfo]
     dtype: str
+    promise: Promise  # Facts of a commit about the shard.
 
     @property
     def path(self) -> Path:
         return Path(self.layout.path(self.rel))
 
+    @property
     def files(self) -> list[Path]:
-        """Return every file of the shard."""
-        return [path for path in [self.path, *sorted(self.path.rglob("*"))] if path.is_file()]
-
-    def contents(self) -> dict[str, bytes]:
-        """Return the content of every file of the shard, by its path in the layout."""
-        root = Path(self.layout.root)
-        return {path.relative_to(root).as_posix(): path.read_bytes() for path in self.files()}
-
-    def promise(self) -> Promise:
-        """Return the facts of a commit about the shard."""
-        fmt = format_of(self.name)
-        layouts = {info.name: fmt.layout_of(info) for info in self.streams}
-        return Promise(
-            rows=len(self.rows),
-            frames={name: sum(len(row.streams[name]) for row in self.rows) for name in layouts},
-            columns={k: (v.stored_width, v.stored_dtype(self.dtype)) for k, v in layouts.items()},
-            files={
-                name: OutFile(name, len(content), hashlib.sha256(content).hexdigest())
-                for name, content in self.contents().items()
-            },
-        )
-
-    def spans(self, stream: str) -> Iterator[FrameSpan]:
-        """Yield every whole row of a stream."""
-        start = 0
-        for number, row in enumerate(self.rows):
-            count = len(row.streams[stream])
-            yield FrameSpan(row.row_id, number, start, 0, count)
-            start += count
-
-    def read(self, wanted: Sequence[tuple[str, FrameSpan]], promise: Promise) -> list[np.ndarray]:
-        """Read frames as a reader of the dataset does; CommitError for damage."""
-        cache = BlockCache(1000, IoCounts())
-        with explain_damage("row", self.rel):
-            reader = format_of(self.name).open(self.layout, self.rel, promise, cache)
-            try:
-                return [reader.read(stream, span) for stream, span in wanted]
-            finally:
-                reader.close()
+        return [Path(self.layout.path(name)) for name in self.promise.files]
 
     def whole(self) -> list[tuple[str, FrameSpan]]:
         """Return every row of every stream."""
-        return [(info.name, span) for info in self.streams for span in self.spans(info.name)]
+        found = []
+        for info in STREAMS:
+            start = 0
+            for number, row in enumerate(self.rows):
+                count = len(row.streams[info.name])
+                found.append((info.name, FrameSpan(row.row_id, number, start, 0, count)))
+                start += count
+        return found
+
+    def read(self, wanted: Sequence[tuple[str, FrameSpan]]) -> list[np.ndarray]:
+        """Read frames as a reader of the dataset does; CommitError for damage."""
+        cache = BlockCache(1000, IoCounts())
+        with (
+            explain_damage("row", self.rel),
+            closing(self.format.open(self.layout, self.rel, self.promise, cache)) as reader,
+        ):
+            return [reader.read(stream, span) for stream, span in wanted]
 
 
 class FormatConformance:
@@ -120,17 +114,25 @@ class FormatConformance:
 
     def write(self, root: Path, rows: Sequence[FeatureRow], dtype: str) -> Written:
         """Write a shard of these rows with the format."""
-        streams = _streams()
-        written = format_of(self.format)
-        rel = data_path(SHARD, ATTEMPT, written.suffix)
-        (root / rel).parent.mkdir(parents=True, exist_ok=True)
-        encoding = Encoding(dtype, attrs={"spec_sha256": "ab" * 32})
-        written.write(root / rel, rows, streams, encoding)
-        return Written(self.format, Layout.open(root), rel, rows, streams, dtype)
+        fmt = format_of(self.format)
+        rel = data_path(SHARD, ATTEMPT, fmt.suffix)
+        path = root / rel
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fmt.write(path, rows, STREAMS, Encoding(dtype, attrs={"spec_sha256": "ab" * 32}))
+        parts = [part for part in (path, *sorted(path.rglob("*"))) if part.is_file()]
+        files = [described(part.relative_to(root).as_posix(), part.read_bytes()) for part in parts]
+        layouts = {info.name: fmt.layout_of(info) for info in STREAMS}
+        promise = Promise(
+            rows=len(rows),
+            frames={name: sum(len(row.streams[name]) for row in rows) for name in layouts},
+            columns={k: (v.stored_width, v.stored_dtype(dtype)) for k, v in layouts.items()},
+            files={file.path: file for file in files},
+        )
+        return Written(fmt, Layout.open(root), rel, rows, dtype, promise)
 
     def test_what_is_read_back_is_what_was_written(self, written: Written) -> None:
-        wanted = digest_rows(written.rows, written.streams, written.dtype)
-        found = format_of(self.format).digest(written.path, written.streams)
+        wanted = digest_rows(written.rows, STREAMS, written.dtype)
+        found = written.format.digest(written.path, STREAMS)
         assert differences(wanted, found) == []
 
     def test_every_row_is_read_at_random(self, written: Written) -> None:
@@ -141,7 +143,7 @@ class FormatConformance:
         empty = [(stream, _part(span, 10**9)) for stream, span in shuffled]
         asked = [*shuffled, *cut, *empty]
         rows = {row.row_id: row for row in written.rows}
-        found = written.read(asked, written.promise())
+        found = written.read(asked)
         for (stream, span), frames in zip(asked, found, strict=True):
             expected = rows[span.row_id].streams[stream][span.first : span.last]
             assert frames.dtype == expected.dtype and frames.shape == expected.shape
@@ -150,24 +152,21 @@ class FormatConformance:
 
     def test_equal_rows_give_equal_bytes(self, written: Written, tmp_path: Path) -> None:
         again = self.write(tmp_path / "two", written.rows, written.dtype)
-        assert written.contents() == again.contents()
+        assert written.promise.files == again.promise.files
 
     def test_a_shard_without_rows(self, tmp_path: Path) -> None:
         written = self.write(tmp_path / "none", [], "float16")
-        wanted = digest_rows([], written.streams, "float16")
-        found = format_of(self.format).digest(written.path, written.streams)
+        wanted = digest_rows([], STREAMS, "float16")
+        found = written.format.digest(written.path, STREAMS)
         assert differences(wanted, found) == []
-        assert written.read([], written.promise()) == []
+        assert written.read([]) == []
 
     def test_the_files_are_as_many_as_was_said(self, written: Written) -> None:
-        said = format_of(self.format).objects(
-            written.promise().frames, written.streams, written.dtype
-        )
-        assert said == len(written.files())
+        said = written.format.objects(written.promise.frames, STREAMS, written.dtype)
+        assert said == len(written.files)
 
     def test_an_index_of_another_file_is_refused(self, written: Written) -> None:
-        stream = written.streams[0].name
-        span = next(written.spans(stream))
+        stream, span = written.whole()[0]
         for wrong in (
             FrameSpan("other", span.row, span.start, 0, span.last),
             FrameSpan(span.row_id, span.row + 1, span.start, 0, 0),
@@ -175,20 +174,20 @@ class FormatConformance:
             FrameSpan(span.row_id, span.row, span.start, 0, 10**6),
         ):
             with pytest.raises(CommitError):
-                written.read([(stream, wrong)], written.promise())
+                written.read([(stream, wrong)])
 
     def test_a_changed_byte_is_found_or_harmless(self, written: Written) -> None:
         """A reader gets the right values or an error, whichever byte has changed."""
-        promise, wanted = written.promise(), written.whole()
-        expected = written.read(wanted, promise)
-        places = [(path, at) for path in written.files() for at in range(path.stat().st_size)]
+        wanted = written.whole()
+        expected = written.read(wanted)
+        places = [(path, at) for path in written.files for at in range(path.stat().st_size)]
         chosen = np.random.default_rng(2).choice(len(places), FLIPS, replace=False)
         found = 0
         for path, at in (places[number] for number in chosen):
             content = path.read_bytes()
             path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
             try:
-                for values, right in zip(written.read(wanted, promise), expected, strict=True):
+                for values, right in zip(written.read(wanted), expected, strict=True):
                     np.testing.assert_array_equal(values, right)
             except CommitError:
                 found += 1
@@ -196,15 +195,14 @@ class FormatConformance:
         assert found > FLIPS // 4, "most bytes of a shard are values: a change of one must show"
 
     def test_a_cut_off_shard_is_found(self, written: Written) -> None:
-        promise, wanted = written.promise(), written.whole()
-        largest = max(written.files(), key=lambda path: path.stat().st_size)
+        largest = max(written.files, key=lambda path: path.stat().st_size)
         largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
         with pytest.raises(CommitError):
-            written.read(wanted, promise)
+            written.read(written.whole())
 
     def test_a_dataset_of_it_is_whole_and_readable(self, tmp_path: Path) -> None:
         rows = sample_rows("float16")
-        layout = _dataset(tmp_path / "set", self.format, rows, _streams())
+        layout = _dataset(tmp_path / "set", self.format, rows)
         report = verify(layout)
         assert report.problems == [] and report.orphans == []
         features = open_features(layout.root, format=self.format)
@@ -225,23 +223,6 @@ def _part(span: FrameSpan, first: int) -> FrameSpan:
     return FrameSpan(span.row_id, span.row, span.start, first, max(first, span.last - 2))
 
 
-def _streams() -> list[StreamInfo]:
-    envelope = StreamInfo(
-        name="envelope",
-        model="dau1997",
-        unit="model units",
-        width=6,
-        frame_rate_hz=100.0,
-        pool="mean",
-        axes=("time", "channel"),
-        channel_offsets=(0, 2, 4, 6),
-        fc_hz=(100.0, 200.0, 300.0),
-        mfc_hz=(),
-    )
-    spikes = replace(envelope, name="spikes", unit="spikes", frame_rate_hz=200.0, layout="events")
-    return [envelope, spikes]
-
-
 def sample_rows(dtype: str) -> list[FeatureRow]:
     """Return the suite's rows of frames and events."""
     return [_row(row_id, frames, dtype) for row_id, frames in ROWS.items()]
@@ -249,7 +230,7 @@ def sample_rows(dtype: str) -> list[FeatureRow]:
 
 def _row(row_id: str, frames: int, dtype: str) -> FeatureRow:
     """Return a row with values that follow from its id, among them -0.0 and subnormals."""
-    width = _streams()[0].width
+    width = ENVELOPE.width
     rng = np.random.default_rng([*row_id.encode()[:50]])
     values = rng.normal(0, 50, (frames, width)).astype(dtype)
     values[:1, :2] = [-0.0, np.finfo(dtype).smallest_subnormal]
@@ -269,9 +250,7 @@ def _row(row_id: str, frames: int, dtype: str) -> FeatureRow:
     )
 
 
-def _dataset(
-    root: Path, fmt: str, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo]
-) -> Layout:
+def _dataset(root: Path, fmt: str, rows: Sequence[FeatureRow]) -> Layout:
     """Write a closed dataset of one shard."""
     layout = Layout.open(root)
     spec = JobSpec.load(
@@ -288,7 +267,7 @@ def _dataset(
         spec=spec.canonical(),
         spec_sha256=spec.sha256(),
         plan_id=plan.plan_id,
-        streams=tuple(info.to_dict() for info in streams),
+        streams=tuple(info.to_dict() for info in STREAMS),
         buffers_sha256={},
         provenance={},
         created="2026-01-01T00:00:00+00:00",
@@ -302,7 +281,7 @@ def _dataset(
         plan_id=plan.plan_id,
         rows=rows,
         bad=[],
-        streams=streams,
+        streams=STREAMS,
         formats=[fmt],
         attrs={"spec_sha256": spec.sha256()},
         info={},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,10 +60,9 @@ class SourceConformance:
         return _job({"kind": self.kind, **section}), wanted
 
     @pytest.fixture(autouse=True)
-    def no_waiting(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def no_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Ask a store that does not answer only once."""
         monkeypatch.setattr(base, "FETCH_RETRIES", RetryPolicy(budget_s=0.0))
-        yield
 
     def test_the_section_is_a_part_of_the_job(self, made: Made) -> None:
         spec, _ = made
