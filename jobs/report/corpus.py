@@ -159,7 +159,8 @@ def _streams(stored: Stored) -> Table:
     if stored.joined is not None:
         added = [name for name in stored.joined.streams if name not in rows]
         rows |= {name: _stream(stored.joined, name) for name in added}
-    return Table(("stream", "model", "stored", "shape", "range", "mean"), tuple(rows.values()))
+    header = ("stream", "model", "stored", "shape", "range", "mean")
+    return Table(header, tuple(rows.values()), range(len(header)))
 
 
 def _stream(features: Features | JoinedFeatures, name: str) -> tuple[str, ...]:

@@ -5,11 +5,9 @@ models heard and the level of the file; a second takes about 6 kB."""
 from __future__ import annotations
 
 import io
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -68,10 +66,13 @@ class Player:
     def __init__(self, spec: JobSpec, seconds: float) -> None:
         self._spec, self._seconds = spec, seconds
         self._source: Source = open_source(spec.source, spec.audio.array_rate_hz)
+        self._away = ""  # Why the source does not answer; every further row would wait as long.
 
     def sound(self, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
-        """Return the beginning of a row, given its provenance, or an empty sound with the reason;
-        SourceOutage if the source does not answer."""
+        """Return the beginning of a row, given its provenance, or an empty sound with the
+        reason."""
+        if self._away:
+            return Sound(why=self._away)
         if item.variant is not None:
             return Sound(why="the sound of a variant is not stored; see its clean row")
         if (item.size or 0) > MOST_BYTES:
@@ -87,8 +88,9 @@ class Player:
                 is_mp3 = facts.get("container") == "MP3"
                 samples, rate_hz = self._beginning(stream, item, channel, is_mp3=is_mp3)
             return Sound(as_mp3(samples, rate_hz), level=self._level(samples))
-        except SourceOutage:
-            raise
+        except SourceOutage as error:
+            self._away = f"the source is away: {error}"
+            return Sound(why=self._away)
         except (EarmillError, OSError, ValueError) as error:
             return Sound(why=f"its source cannot be read: {named_line(error)}")
 
@@ -171,7 +173,19 @@ def examples(
 ) -> list[dict[str, Any]]:
     """Return the first seconds of rows in detail, by their positions in `stored.features`. `job`
     names the source of the sound, or is the reason why there is none."""
-    sounds = _Sounds(stored, job, seconds)
+    player: Player | str = ""  # A text says why there is no sound.
+    planned: Mapping[str, Sequence[Item]] = {}
+    try:
+        if isinstance(job, str):
+            player = job
+        elif positions:
+            player = Player(job, seconds)
+            plan = Plan.read(stored.layout, stored.features.dataset.plan_id)
+            planned = {shard.shard_id: shard.items for shard in plan.shards}
+    except CommitError as error:
+        player = str(error)
+    except EarmillError as error:
+        player = f"the source cannot be opened: {error}"
     shown = []
     for number, position in enumerate(positions, 1):
         known = stored.features.table.slice(position, 1).to_pylist()[0]
@@ -189,14 +203,13 @@ def examples(
             if not (isinstance(error, EarmillError | ValueError) or is_store_error(error)):
                 raise
             problem = named_line(error)
-        sound = sounds.of(known, facts) if facts else Sound(why="its provenance cannot be read")
         shown.append(
             {
                 "number": number,
                 "row_id": known["row_id"],
                 "seconds": known["seconds"],
                 "shown_s": shown_s,
-                "sound": sound,
+                "sound": _sound(player, planned.get(known["shard"], ()), known, facts),
                 "plots": plots,
                 "clip_values": values,
                 "facts": _cells({name: facts.get(name) for name in FACTS}),
@@ -211,33 +224,16 @@ def _cells(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(name, cell_text(value)) for name, value in values.items() if value is not None]
 
 
-class _Sounds:
-    """The sounds of rows; the plan names their places in the source."""
-
-    def __init__(self, stored: Stored, job: JobSpec | str, seconds: float) -> None:
-        self._stored = stored
-        self._player: Player | str  # A text says why there is none.
-        try:
-            self._player = job if isinstance(job, str) else Player(job, seconds)
-        except EarmillError as error:
-            self._player = f"the source cannot be opened: {error}"
-
-    def of(self, row: Mapping[str, Any], facts: Mapping[str, Any]) -> Sound:
-        if isinstance(self._player, str):
-            return Sound(why=self._player)
-        wanted = row["plan_row_id"]
-        try:
-            items = (item for item in self._items[row["shard"]] if item.row_id == wanted)
-            if (item := next(items, None)) is None:
-                return Sound(why=f"the plan has no row {wanted!r}; run `earmill verify`")
-            return self._player.sound(item, row["channel"], facts)
-        except CommitError as error:
-            return Sound(why=str(error))
-        except SourceOutage as error:  # every further row would wait as long
-            self._player = f"the source is away: {error}"
-            return Sound(why=self._player)
-
-    @cached_property
-    def _items(self) -> Mapping[str, Sequence[Item]]:
-        plan = Plan.read(self._stored.layout, self._stored.features.dataset.plan_id)
-        return defaultdict(tuple, {shard.shard_id: shard.items for shard in plan.shards})
+def _sound(
+    player: Player | str, items: Iterable[Item], row: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Sound:
+    """Return the sound of a row of the index, given its planned shard and its provenance."""
+    if not facts:
+        return Sound(why="its provenance cannot be read")
+    if isinstance(player, str):
+        return Sound(why=player)
+    wanted = row["plan_row_id"]
+    item = next((item for item in items if item.row_id == wanted), None)
+    if item is None:
+        return Sound(why=f"the plan has no row {wanted!r}; run `earmill verify`")
+    return player.sound(item, row["channel"], facts)

@@ -5,7 +5,7 @@ too. Every figure has a text for screen readers and a table with its numbers."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,11 +27,11 @@ MOST_BARS = 12  # Most bars of a category chart; other categories share one bar.
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers of a figure as texts; columns in `numbers` are aligned right."""
+    """Numbers of a figure as texts, aligned right; columns in `words` are aligned left."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    numbers: frozenset[int] = frozenset()
+    words: Container[int] = (0,)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def histogram(
         y_ticks=ticks([v for v in nice_steps(0, top, 5) if v == int(v)], 0, top, short_text),
         boxes=tuple(boxes),
         note=f"Median {spread}{extremes if text is seconds_text else ''}.",
-        table=Table((x_label, rows), counted, frozenset({1})),
+        table=Table((x_label, rows), counted),
     )
 
 

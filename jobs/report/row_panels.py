@@ -83,7 +83,7 @@ def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> Table | None:
             numbers = _values(row, info)[0].tolist()
             pairs = zip(names, numbers, strict=True)
             rows += [(_words(column), number_text(value), info.unit) for column, value in pairs]
-    return Table(("value of the clip", "", "unit"), tuple(rows), frozenset({1})) if rows else None
+    return Table(("value of the clip", "", "unit"), tuple(rows), (0, 2)) if rows else None
 
 
 def _values(row: Row, info: StreamInfo) -> Values:
@@ -153,7 +153,7 @@ def _per_channel(names: Sequence[str], what: str, columns: Mapping[str, Values])
         edges = np.linspace(0, len(names), MOST_ROWS + 1).round().astype(int)
         names = [f"{names[a]} to {names[b - 1]}" for a, b in pairwise(edges.tolist())]
     cells = zip(names, *(aligned(column) for column in shown), strict=True)
-    return Table((what, *columns), tuple(cells), frozenset(range(1, 1 + len(columns))))
+    return Table((what, *columns), tuple(cells))
 
 
 def _frequency_ticks(info: StreamInfo) -> tuple[Tick, ...]:
@@ -196,7 +196,6 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
         (name, *("" if np.isnan(v) else signed(f"{v:.1f}") for v in levels[::step]))
         for name, levels in zip(names, levels_db.tolist(), strict=True)
     )
-    header = ("channel", *filters[::step])
     return Plot(
         title=_title(info, "Modulation spectrum"),
         alt=f"Modulation spectrum: RMS over time of {len(rates)} modulation filters in "
@@ -208,7 +207,7 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
         y_ticks=_frequency_ticks(info),
         picture=picture(levels_db, low_db, 0),
         scale=(number_text(low_db), "0 dB re maximum"),
-        table=Table(header, rows, frozenset(range(1, len(header)))),
+        table=Table(("channel", *filters[::step]), rows),
         height="tall",
     )
 
@@ -241,9 +240,7 @@ def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
         lines=tuple(lines),
         legend=tuple((line.kind, line.label) for line in lines),
         table=Table(
-            ("stream", *(f"{which} ({unit})" for which in ("lowest", "median", "highest"))),
-            tuple(rows),
-            frozenset({1, 2, 3}),
+            ("stream", f"lowest ({unit})", f"median ({unit})", f"highest ({unit})"), tuple(rows)
         ),
         on_time=True,
     )

@@ -36,8 +36,6 @@ MOST_BINS = 60
 # Round widths of a bin in seconds.
 WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
 MOST_WORKERS = 200
-# Columns of the tables that hold numbers: all but the first.
-NUMBERS = frozenset(range(1, 8))
 # Parts of the CPU time by group; groups are names of colours.
 GROUPS = {
     "read": (monitoring.FETCH, monitoring.DECODE, monitoring.RESAMPLE),
@@ -223,7 +221,6 @@ def _time_plot(
         table=Table(
             ("time at work", *columns),
             tuple((time, *row) for time, row in zip(times, cells, strict=True)),
-            NUMBERS,
         ),
         **fields,
     )
