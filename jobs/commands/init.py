@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 import yaml
@@ -33,48 +34,6 @@ DTYPES = ("float16", "float32", "int8")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 # Needs a class that a user has written, so no default job can name it.
 NEEDS_CODE = "torch_module"
-JOB = """\
-# Written by `earmill init`. `earmill plan FILE` estimates the job, `earmill extract FILE` runs it,
-# and continues it with --resume. All keys: `earmill spec`. For an editor that completes them:
-#   earmill spec --json-schema > job.schema.json
-# and as the first line here:  # yaml-language-server: $schema=job.schema.json
-name: {name}
-
-source:
-  # files: a folder or bucket; manifest: a table; hf: a Hugging Face dataset; webdataset: tars.
-  kind: {kind}{source_note}
-  uri: {source}
-
-audio:
-  channels: mean  # or left, right, each, binaural, a channel index
-  # Level in dB SPL of samples with an RMS of 1. 100 is a convention; if you know the level of your
-  # recordings, give it, since auditory models are not linear.
-  calibration: {{rms1_db_spl: 100}}
-
-extract:
-  # One or several of {models}.
-  - model: {model}
-    # fs_hz: 16000  # rate at which the model runs; `earmill models {model}` names the default
-    streams:
-      {stream}:{pooling}
-
-output:{output_note}
-  uri: {output}
-  formats: [{formats}]
-  dtype: {dtype}  # float16, float32, int8
-
-{licenses}
-
-# run: {{workers: 2, threads_per_worker: 1}}   # all cores of this machine if you leave it out
-"""
-POOLING = """
-        frame_rate_hz: {rate:g}  # frames per second
-        pool: {pool}  # how a frame's samples become one value: mean, rms, max, subsample"""
-NO_POOLING = "  # its frame rate follows from the model's parameters"
-NO_LICENSES = """\
-# For the cards, which say "not stated" without:
-# licenses: {source: CC-BY-4.0, features: CC-BY-4.0}"""
-RELATIVE = "\n  # Relative to the folder in which earmill is run."
 T = TypeVar("T")
 
 
@@ -153,13 +112,11 @@ def init(
             say(f"       {one['name']}: {one['summary']}")
     streams = {str(one["name"]): next(iter(one["streams"]), "") for one in listed}
     model = ask("2/5  Which model?", model, "dau1997", lambda answer: _model(answer, [*streams]))
-    pooling = NO_POOLING
     if _has_frame_rate(model, streams[model]):
-        rate = None if frame_rate is None else str(frame_rate)
-        pooling = POOLING.format(
-            rate=ask("3/5  Frames per second?", rate, "100", _rate),
-            pool=ask("     How do samples become a frame?", pool, POOLS[0], partial(_word, POOLS)),
-        )
+        stated = None if frame_rate is None else str(frame_rate)
+        frame_rate = ask("3/5  Frames per second?", stated, "100", _rate)
+        how = "     How do samples become a frame?"
+        pool = ask(how, pool, POOLS[0], partial(_word, POOLS))
     elif frame_rate is not None or pool is not None:
         raise SpecError(
             f"--frame-rate, --pool: the frame rate of {model} follows from its parameters, see "
@@ -179,24 +136,22 @@ def init(
         ),
         "features": ask("     Licence of the features, or nothing", features_license, "", _license),
     }
-    stated = [f"  {of}: {_scalar(value)}" for of, value in licenses.items() if value]
     # The job is called by the last part of the source, and the model.
     last = re.split(r"[/\\]", place.rstrip("/\\*."))[-1]
     words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
-    text = JOB.format(
-        name=_scalar("-".join([*words, model])),
+    text = _job_text(
+        name="-".join([*words, model]),
         kind=kind,
-        source_note=_note(place),
-        source=_scalar(place),
-        models=", ".join(streams),
+        source=place,
+        models=[*streams],
         model=model,
         stream=streams[model],
-        pooling=pooling,
-        output_note=_note(output),
-        output=_scalar(output),
-        formats=", ".join(chosen_formats),
+        rate=frame_rate,
+        pool=pool,
+        output=output,
+        formats=chosen_formats,
         dtype=dtype,
-        licenses="\n".join(["licenses:  # for the cards", *stated]) if stated else NO_LICENSES,
+        licenses={of: license for of, license in licenses.items() if license},
     )
     _write_and_estimate(file, text, force, as_json, is_remote=kind == "hf" or not is_local(place))
 
@@ -388,8 +343,16 @@ def _folder_problem(folder: str) -> str:
     )
 
 
-def _note(place: str) -> str:
-    return RELATIVE if is_local(place) and not os.path.isabs(place) else ""
+def _job_text(**values: Any) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["scalar"] = _scalar
+    environment.tests["relative"] = lambda place: is_local(place) and not os.path.isabs(place)
+    template = (files("earmill.jobs") / "init.yaml.jinja").read_text("utf-8")
+    return environment.from_string(template).render(values)
 
 
 def _scalar(text: str) -> str:
