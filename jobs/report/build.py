@@ -91,10 +91,6 @@ def report_html(
         except EarmillError as error:
             source = f"the job in dataset.json cannot be read: {error}"
     shown = examples(stored, positions, options.seconds, source)
-    reasons = count_reasons(stored.facts)
-    unsaid = stored.rows_bad - sum(reasons.values())
-    if unsaid > 0:
-        reasons["not said by the record"] = unsaid
     values = {
         "name": dataset.name,
         "place": stored.layout.url(),
@@ -102,7 +98,7 @@ def report_html(
         "closed": stored.entry is not None,
         "models": [str(entry.get("model")) for entry in dataset.spec["extract"]],
         "corpus": corpus(stored, facts),
-        "quarantine": quarantine(reasons, bad),
+        "quarantine": quarantine(count_reasons(stored.facts), bad),
         "work": work_of(stored.facts),
         "examples": shown,
         "rows": rows_of(stored, facts, bad, options.rows),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from earmill.jobs.report.plots import (
     rate_text,
     seconds_text,
 )
-from earmill.jobs.report.stored import Stored, StoredShard
+from earmill.jobs.report.stored import Stored
 from earmill.jobs.report.work import mean_speed
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.machine import Threads
@@ -74,12 +75,10 @@ def corpus(stored: Stored, facts: pa.Table) -> dict[str, Any]:
 def row_facts(stored: Stored) -> pa.Table:
     """Return row ids and provenance, from at most `MOST_TABLES` shards at even distances."""
 
-    def read(shard: StoredShard) -> pa.Table:
-        return read_table(stored.layout, shard.rows, FACTS.names)
-
-    filled = [shard for shard in stored.shards.values() if shard.rows_ok]
+    paths = [rows for facts, rows in stored.shards.values() if facts.rows_ok]
     with Threads(READ_THREADS) as pool:
-        tables = pool.map(read, _spread_over(filled, MOST_TABLES))
+        read = partial(read_table, stored.layout, columns=FACTS.names)
+        tables = pool.map(read, _spread_over(paths, MOST_TABLES))
         # Tables of earlier releases lack some columns.
         return pa.concat_tables([FACTS.empty_table(), *tables], promote_options="permissive")
 
@@ -228,7 +227,7 @@ def _file(facts: Mapping[str, Any]) -> str:
 
 def bad_rows_of(stored: Stored, most: int) -> list[dict[str, Any]]:
     """Return at most `most` quarantined rows with their shards, in the order of the shards."""
-    paths = [(k, one.quarantine) for k, one in stored.shards.items() if one.quarantine]
+    paths = [(k, facts.quarantine) for k, (facts, _) in stored.shards.items() if facts.quarantine]
     rows = (
         shown_bad_row(row, shard)
         for shard, path in paths[:MOST_BAD_TABLES]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.text import named_line
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
     commits_as,
@@ -24,25 +24,6 @@ from earmill.pipeline.storage.layout import Layout
 
 
 @dataclass(frozen=True)
-class StoredShard:
-    """One committed shard: its facts, if its record holds them, and the paths of its tables."""
-
-    facts: ShardFacts | None
-    rows_ok: int
-    rows_bad: int
-    rows: str
-    quarantine: str | None
-
-    @classmethod
-    def of(cls, layout: Layout, record: CommitRecord) -> StoredShard:
-        facts = None
-        with suppress(KeyError, TypeError, ValueError, AttributeError):
-            facts = shard_facts(layout, record)
-        rows, quarantine = str(record.path("rows")), record.path("quarantine")
-        return cls(facts, record.rows_ok, record.rows_bad, rows, quarantine)
-
-
-@dataclass(frozen=True)
 class Stored:
     """A dataset opened for its report. Shards and log entry come from the current snapshot. Before
     the dataset is closed, all committed shards are here, and no entry."""
@@ -51,7 +32,7 @@ class Stored:
     storage_options: Mapping[str, Any]
     layout: Layout
     features: Features
-    shards: Mapping[str, StoredShard]
+    shards: Mapping[str, tuple[ShardFacts, str]]  # With the path of the table of rows.
     entry: LogEntry | None = None
     additions: Sequence[str] = ()
     joined: JoinedFeatures | None = None  # rows that are good in all feature sets, with additions
@@ -62,18 +43,27 @@ class Stored:
         features = open_features(uri, storage_options=storage_options)
         current = read_current(layout)
         snapshot = None if current is None else read_snapshot(layout, current)
-        if snapshot is None:
-            shards = commits_as(layout, partial(StoredShard.of, layout))
-            return cls(uri, storage_options, layout, features, shards)
 
-        def read(shard: str) -> StoredShard:
+        def shown(record: CommitRecord) -> tuple[ShardFacts, str]:
+            try:
+                return shard_facts(layout, record), str(record.path("rows"))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise CommitError(
+                    f"{layout.url()}: the commit of shard {record.shard} has an unknown form "
+                    f"({named_line(error)}); run `earmill verify`"
+                ) from error
+
+        if snapshot is None:
+            return cls(uri, storage_options, layout, features, commits_as(layout, shown))
+
+        def read(shard: str) -> tuple[ShardFacts, str]:
             record = read_commit(layout, shard, snapshot.commits[shard].generation)
             if record is None:
                 raise CommitError(
                     f"{layout.url()}: the commit of shard {shard} is gone although the index names "
                     "it; run `earmill verify`"
                 )
-            return StoredShard.of(layout, record)
+            return shown(record)
 
         names = sorted(snapshot.commits)
         with reading_pool(layout, len(names)) as pool:
@@ -95,8 +85,8 @@ class Stored:
 
     @property
     def facts(self) -> list[ShardFacts]:
-        return [shard.facts for shard in self.shards.values() if shard.facts is not None]
+        return [facts for facts, _ in self.shards.values()]
 
     @property
     def rows_bad(self) -> int:
-        return sum(shard.rows_bad for shard in self.shards.values())
+        return sum(facts.rows_bad for facts in self.facts)
