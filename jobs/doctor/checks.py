@@ -87,19 +87,15 @@ def _memory() -> str:
 
 
 def _versions() -> str:
+    from earmill.pipeline.dataset.provenance import package_versions
+
+    found = package_versions()
+    with suppress(ModuleNotFoundError):
+        import torch
+
+        found = found | {"torch": str(torch.__version__)}  # names its version of CUDA
     python = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    return ", ".join([python, *(f"{name} {_version(name)}" for name in _PACKAGES)])
-
-
-def _version(package: str) -> str:
-    try:
-        if package == "torch":
-            import torch
-
-            return str(torch.__version__)  # names its version of CUDA
-        return version(package)
-    except ModuleNotFoundError:  # also PackageNotFoundError
-        return "missing"
+    return ", ".join([python, *(f"{name} {found.get(name, 'missing')}" for name in _PACKAGES)])
 
 
 def _kernel_cache() -> str:

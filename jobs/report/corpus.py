@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +38,6 @@ from earmill.pipeline.reader.combined import JoinedFeatures
 from earmill.pipeline.reader.features import Features
 from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.storage.documents import read_table
-
-T = TypeVar("T")
 
 # Most tables of rows that are read for facts the index does not hold; most rows for summaries.
 MOST_TABLES, MOST_SUMMARIES = 256, 200
@@ -78,15 +76,15 @@ def row_facts(stored: Stored) -> pa.Table:
     paths = [rows for facts, rows in stored.shards.values() if facts.rows_ok]
     with Threads(READ_THREADS) as pool:
         read = partial(read_table, stored.layout, columns=FACTS.names)
-        tables = pool.map(read, _spread_over(paths, MOST_TABLES))
+        tables = pool.map(read, [paths[k] for k in _spread(len(paths), MOST_TABLES)])
         # Tables of earlier releases lack some columns.
         return pa.concat_tables([FACTS.empty_table(), *tables], promote_options="permissive")
 
 
-def _spread_over(items: Sequence[T], most: int) -> list[T]:
-    if len(items) <= most:
-        return list(items)
-    return [items[int(k)] for k in np.linspace(0, len(items) - 1, most).round()]
+def _spread(length: int, most: int) -> list[int]:
+    """Return at most `most` places at even distances in a list of this length."""
+    places: list[int] = np.linspace(0, length - 1, min(length, most)).round().astype(int).tolist()
+    return places
 
 
 def _figures(stored: Stored, total_s: float) -> list[tuple[str, str, str]]:
@@ -127,7 +125,7 @@ def _summaries(stored: Stored) -> list[Plot | None]:
     features = open_features(
         stored.uri, streams=list(clips), storage_options=stored.storage_options
     )
-    rows = [features[k] for k in _spread_over(range(len(features)), MOST_SUMMARIES)]
+    rows = [features[k] for k in _spread(len(features), MOST_SUMMARIES)]
     of = "rows" if len(rows) == len(features) else f"of {len(rows):,} rows"
     plots = []
     for name, info in clips.items():
@@ -186,7 +184,7 @@ def rows_of(
     shown_bad = list(bad[:most])
     if total > most:
         shown_bad = shown_bad[: max(most // BAD_PART, most - len(table))]
-    positions = _spread_over(range(len(table)), most - len(shown_bad))
+    positions = _spread(len(table), most - len(shown_bad))
     columns = [name for name in table.column_names if name.startswith(EXTRA_PREFIX)]
     names = columns[:MOST_EXTRAS]
     files = {row["row_id"]: _file(row) for row in facts.to_pylist()}

@@ -80,7 +80,6 @@ class Plot:
     table: Table | None = None
     on_time: bool = False  # the x axis is the time of a clip, so the player's position is shown
     note: str = ""  # sentence below the figure
-    height: str = "short"  # or tall
 
 
 def _digits(largest: float) -> int:

@@ -142,7 +142,6 @@ def _image(values: Values, info: StreamInfo, seconds: float, unit: str) -> Plot:
             names, column, {f"mean ({unit})": means, f"highest ({unit})": values.max(axis=0)}
         ),
         on_time=True,
-        height="tall",
     )
 
 
@@ -208,7 +207,6 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
         picture=picture(levels_db, low_db, 0),
         scale=(number_text(low_db), "0 dB re maximum"),
         table=Table(("channel", *filters[::step]), rows),
-        height="tall",
     )
 
 
@@ -273,5 +271,4 @@ def _raster(events: Any, info: StreamInfo, seconds: float) -> Plot:
         scale=("0", f"{most:.0f} spikes or more in {number_text(stretch_ms)} ms"),
         table=_per_channel(names, "channel", {"spikes a second": rates}),
         on_time=True,
-        height="tall",
     )

@@ -91,7 +91,7 @@ class _Clock:
     @classmethod
     def of(cls, facts: Sequence[ShardFacts]) -> _Clock | None:
         """Return the axis of these shards; None if they took no time."""
-        spans = sorted((one.created_s - _took(one), one.created_s) for one in facts)
+        spans = sorted((one.created_s - one.took_s, one.created_s) for one in facts)
         periods: list[list[float]] = []
         for begin, end in spans:
             if periods and begin - periods[-1][1] <= LONGEST_PAUSE_S:
@@ -126,7 +126,7 @@ class _Clock:
         """Spread (shard, kind) amounts over the time of each shard; return (bin, kind) amounts."""
         edges = self.edges
         ends = self.place(np.array([one.created_s for one in facts]))
-        begins = self.place(np.array([one.created_s - _took(one) for one in facts]))
+        begins = self.place(np.array([one.created_s - one.took_s for one in facts]))
         totals = np.zeros((len(edges) - 1, amounts.shape[1]))
         # A shard that took no time gets a short time at its commit, also at the very beginning.
         least_s = 1e-6 * self.length_s
@@ -137,10 +137,6 @@ class _Clock:
             share = np.maximum(over, 0.0)
             totals += np.outer(share / (share.sum() or 1.0), amount)
         return totals
-
-
-def _took(one: ShardFacts) -> float:
-    return max(0.0, one.took_s)
 
 
 def _throughput(facts: Sequence[ShardFacts], clock: _Clock) -> Plot:
@@ -258,7 +254,7 @@ def _workers(facts: Sequence[ShardFacts]) -> tuple[list[dict[str, Any]], int]:
     ordered = sorted(by_worker.items(), key=lambda pair: (-len(pair[1]), pair[0]))
     lines = []
     for (host, pid), done in ordered[:MOST_WORKERS]:
-        audio_s, busy_s = sum(one.audio_s for one in done), sum(_took(one) for one in done)
+        audio_s, busy_s = sum(one.audio_s for one in done), sum(one.took_s for one in done)
         lines.append(
             {
                 "name": f"{host}, process {pid}" if pid else host,
