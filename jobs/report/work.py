@@ -79,54 +79,50 @@ def stamp(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class _Clock:
-    """The axis of working time: periods of work joined end to end, and cut into bins. Periods begin
-    and end in seconds since 1970; `places` are their begins on the axis, in seconds."""
+    """The axis of working time: periods of work joined end to end, and cut into bins."""
 
-    begins: Values
-    ends: Values
-    places: Values
-    length_s: float
-    edges: Values  # of the bins; the last bin may be narrower
+    moments: Values  # Begin and end of each period in turn, in seconds since 1970.
+    places: Values  # Places of the moments on the axis, in seconds.
+    edges: Values  # Edges of the bins; the last bin may be narrower.
 
     @classmethod
     def of(cls, facts: Sequence[ShardFacts]) -> _Clock | None:
         """Return the axis of these shards; None if they took no time."""
         spans = sorted((one.created_s - one.took_s, one.created_s) for one in facts)
-        periods: list[list[float]] = []
+        moments: list[float] = []
         for begin, end in spans:
-            if periods and begin - periods[-1][1] <= LONGEST_PAUSE_S:
-                periods[-1][1] = max(periods[-1][1], end)
+            if moments and begin - moments[-1] <= LONGEST_PAUSE_S:
+                moments[-1] = max(moments[-1], end)
             else:
-                periods.append([begin, end])
-        lengths = [end - begin for begin, end in periods]
-        length_s = sum(lengths)
+                moments += [begin, end]
+        lengths = np.diff(moments)
+        lengths[1::2] = 0.0  # of the pauses
+        places = np.append(0.0, np.cumsum(lengths))
+        length_s = float(places[-1])
         if not length_s > 0:
             return None
         width = next((w for w in WIDTHS_S if length_s / w <= MOST_BINS), length_s / MOST_BINS)
-        begins, ends = np.array(periods).T
-        places = np.cumsum([0.0, *lengths[:-1]])
         edges = np.append(np.arange(0.0, length_s * (1 - 1e-9), float(width)), length_s)
-        return cls(begins, ends, places, length_s, edges)
+        return cls(np.array(moments), places, edges)
+
+    @property
+    def length_s(self) -> float:
+        return float(self.places[-1])
 
     @property
     def note(self) -> str:
         """Begin and end of the work, and the number of pauses, in words."""
-        text = f"From {stamp(float(self.begins[0]))} to {stamp(float(self.ends[-1]))}"
-        if pauses := len(self.begins) - 1:
+        text = f"From {stamp(float(self.moments[0]))} to {stamp(float(self.moments[-1]))}"
+        if pauses := len(self.moments) // 2 - 1:
             times = "one pause" if pauses == 1 else f"{pauses:,} pauses"
             text += f", without {times} of more than {seconds_text(LONGEST_PAUSE_S)}"
         return text + "."
 
-    def place(self, moment: Values) -> Values:
-        period = np.clip(np.searchsorted(self.begins, moment, "right") - 1, 0, None)
-        along = np.clip(moment - self.begins[period], 0, (self.ends - self.begins)[period])
-        return self.places[period] + along
-
     def spread(self, facts: Sequence[ShardFacts], amounts: Values) -> Values:
         """Spread (shard, kind) amounts over the time of each shard; return (bin, kind) amounts."""
         edges = self.edges
-        ends = self.place(np.array([one.created_s for one in facts]))
-        begins = self.place(np.array([one.created_s - one.took_s for one in facts]))
+        spans = np.array([(one.created_s - one.took_s, one.created_s) for one in facts])
+        begins, ends = np.interp(spans, self.moments, self.places).T
         totals = np.zeros((len(edges) - 1, amounts.shape[1]))
         # A shard that took no time gets a short time at its commit, also at the very beginning.
         least_s = 1e-6 * self.length_s
@@ -203,8 +199,8 @@ def _time_plot(
                 boxes.append(Box(left, y, right - left, height, kind, text))
             base += value
     length, unit = in_units(clock.length_s)
-    pauses = (clock.begins[1:] - clock.ends[:-1]).tolist()
-    places = (100 * clock.places[1:] / clock.length_s).tolist()
+    pauses = np.diff(clock.moments)[1::2].tolist()
+    places = (100 * clock.places[2::2] / clock.length_s).tolist()
     return Plot(
         x_label="time at work",
         x_ticks=ticks(nice_steps(0, length, 5), 0, length, lambda v: f"{number_text(v)} {unit}"),
