@@ -43,7 +43,6 @@ FREQUENCIES_HZ = (50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 MOST_TRACES = 4
 BRIGHTEST = 0.95  # Quantile of the counts above 0 that gets the brightest colour.
 MOST_LABELS, MOST_COLUMNS_IN_TABLE = 8, 16  # Limits of a modulation spectrum's figure.
-TIME = "time (s)"
 
 
 def panels(row: Row, streams: Mapping[str, StreamInfo], seconds: float) -> list[Plot]:
@@ -98,8 +97,9 @@ def _title(info: StreamInfo, what: str) -> str:
     return f"{what}: {info.model} {_words(info.name)}"
 
 
-def _seconds_ticks(seconds: float) -> tuple[Tick, ...]:
-    return ticks(nice_steps(0, seconds, 5), 0, seconds)
+def _over_time(seconds: float, **fields: Any) -> Plot:
+    shown = ticks(nice_steps(0, seconds, 5), 0, seconds)
+    return Plot(x_label="time (s)", x_ticks=shown, on_time=True, **fields)
 
 
 def _decibels(values: Values) -> Values:
@@ -128,20 +128,18 @@ def _image(values: Values, info: StreamInfo, seconds: float, unit: str) -> Plot:
         what, column, y_label = "Features over time", "column", "column"
         names = [f"{k}" for k in range(columns)]
         of, y_ticks = "all columns", _column_ticks(columns)
-    return Plot(
+    return _over_time(
+        seconds,
         title=_title(info, what),
         alt=f"{what} of {seconds_text(seconds)}, {of}, from {number_text(low)} to "
         f"{number_text(high)} {unit}; on average highest at {names[int(means.argmax())]}.",
-        x_label=TIME,
         y_label=y_label,
-        x_ticks=_seconds_ticks(seconds),
         y_ticks=y_ticks,
         picture=picture(pooled(pooled(values.T, MOST_ROWS, 0), MOST_COLUMNS, 1), low, high),
         scale=(number_text(low), f"{number_text(high)} {unit}"),
         table=_per_channel(
             names, column, {f"mean ({unit})": means, f"highest ({unit})": values.max(axis=0)}
         ),
-        on_time=True,
     )
 
 
@@ -228,19 +226,17 @@ def _traces(row: Row, infos: Sequence[StreamInfo], seconds: float) -> Plot:
         rows.append((label, *(number_text(v) for v in quantiles)))
     unit, names = infos[0].unit, ", ".join(line.label for line in lines)
     peaks = "; ".join(f"{name} up to {most}" for name, _, _, most in rows)
-    return Plot(
+    return _over_time(
+        seconds,
         title=f"{names}: {', '.join(sorted(models))}".capitalize(),
         alt=f"Traces over {seconds_text(seconds)}: {peaks} {unit}.",
-        x_label=TIME,
         y_label=unit,
-        x_ticks=_seconds_ticks(seconds),
         y_ticks=ticks(nice_steps(low, low + span, 4), low, low + span),
         lines=tuple(lines),
         legend=tuple((line.kind, line.label) for line in lines),
         table=Table(
             ("stream", f"lowest ({unit})", f"median ({unit})", f"highest ({unit})"), tuple(rows)
         ),
-        on_time=True,
     )
 
 
@@ -258,17 +254,15 @@ def _raster(events: Any, info: StreamInfo, seconds: float) -> Plot:
     stretch_ms = 1000 * seconds / columns
     # Onsets have many more spikes than the rest, which would be dark on a scale up to the most.
     most = max(1.0, float(np.quantile(counts[counts > 0], BRIGHTEST)) if len(frames) else 1.0)
-    return Plot(
+    return _over_time(
+        seconds,
         title=_title(info, "Spikes"),
         alt=f"Raster of {events.n_spikes:,} spikes in {channels} channels over "
         f"{seconds_text(seconds)}; most in the channel at {names[int(rates.argmax())]}, "
         f"{number_text(float(rates.max()))} a second.",
-        x_label=TIME,
         y_label="centre frequency (Hz)",
-        x_ticks=_seconds_ticks(seconds),
         y_ticks=_frequency_ticks(info) if info.fc_hz else _column_ticks(channels),
         picture=picture(counts, 0, most),
         scale=("0", f"{most:.0f} spikes or more in {number_text(stretch_ms)} ms"),
         table=_per_channel(names, "channel", {"spikes a second": rates}),
-        on_time=True,
     )
