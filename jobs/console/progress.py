@@ -59,14 +59,15 @@ _WARNINGS = (
 
 
 class Reporter:
-    """Takes every event of a run; `close` is called once at the end, also after an error. If the
-    output is lost, the run goes on, its exit code stays, and standard error says so once."""
+    """Takes every event of a run; `close` is called once at the end, also after an error. The
+    result goes to the stream `result`. If the output is lost, the run goes on, its exit code stays,
+    and standard error says so once."""
 
     quiet = False  # Report the end of the run alone.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._tally, self._is_lost = clock, RunTotals(clock), False
-        self._told_at = clock()
+    def __init__(self, result: IO[str] | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._result, self._is_lost = result, False
+        self._clock, self._tally, self._told_at = clock, RunTotals(clock), clock()
 
     def __call__(self, event: Event) -> None:
         self._tally.take(event)
@@ -95,13 +96,13 @@ class Reporter:
 
 
 class PlainLines(Reporter):
-    """Events and totals as lines on the stream `news`, and the result on a stream of its own."""
+    """Events and totals as lines on the stream `news`."""
 
     def __init__(
         self, news: IO[str], result: IO[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        super().__init__(clock)
-        self._news, self._result, self._done_s = news, result, 0.0
+        super().__init__(result, clock)
+        self._news, self._done_s = news, 0.0
 
     def _report(self, event: Event) -> None:
         line = news(event)
@@ -120,16 +121,12 @@ class PlainLines(Reporter):
 class JsonLines(Reporter):
     """One JSON object a line for every event; totals replace `in_flight`."""
 
-    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
-        self._stream = stream
-
     def _report(self, event: Event) -> None:
         is_totals = isinstance(event, events.InFlight)
-        say_json(self._tally.to_dict() if is_totals else event.to_dict(), self._stream)
+        say_json(self._tally.to_dict() if is_totals else event.to_dict(), self._result)
 
 
-class LogLines(JsonLines):
+class LogLines(Reporter):
     """One log line for every event, and totals every few seconds."""
 
     _job: Mapping[str, Any] = MappingProxyType({})  # Fields about the job in every later line.
@@ -146,12 +143,12 @@ class LogLines(JsonLines):
         kind = fields.pop("event")
         fields = {_CALLED.get(name, name): value for name, value in fields.items()}
         fields.pop("message", None)
-        print(log_line(kind, level, text, **self._job, **fields), file=self._stream, flush=True)
+        print(log_line(kind, level, text, **self._job, **fields), file=self._result, flush=True)
 
 
 class Bar(Reporter):
     """A live bar at the bottom of a terminal or of a notebook's output, with events above it. The
-    result goes to the stream `result`; without one, to the console."""
+    result goes to the console if `result` is None."""
 
     def __init__(
         self,
@@ -161,8 +158,7 @@ class Bar(Reporter):
     ) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-        super().__init__(clock)
-        self._result = result
+        super().__init__(result, clock)
         self._bar_width = BAR_WIDTH if console.width >= NARROW else BAR_WIDTH // 2
         self._bar = Progress(
             SpinnerColumn(),
