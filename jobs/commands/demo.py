@@ -11,33 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from earmill.jobs.commands.options import Quiet
+from earmill.jobs.commands.options import Quiet, job_text
 from earmill.jobs.console.progress import reported_run
 from earmill.jobs.console.terminal import check_local, console, teller
 from earmill.pipeline.common.errors import OutputError
 
 NAME = "demo"
-JOB = """\
-# The demo's job. Run it again: earmill extract {folder}/job.yaml --resume
-name: {name}
-source:
-  kind: files
-  uri: {folder}/audio
-audio:
-  calibration: {{rms1_db_spl: 100}}   # a digital RMS of 1 is 100 dB SPL
-extract:
-  - model: dau1997
-    streams:
-      modulation: {{frame_rate_hz: 100}}
-      envelope: {{frame_rate_hz: 100}}
-      spikes: {{step_rate_hz: 1000}}
-output:
-  uri: {folder}/features
-  formats: [zarr, parquet]
-  shard_seconds: 30
-run:
-  max_bad_fraction: 0.2             # two of the fifteen files are damaged on purpose
-"""
 SHOWN = ("speech/02.flac", "music/02.flac")
 BATCH_ROWS = 4
 FORMATS = ("zarr", "parquet")
@@ -59,7 +38,7 @@ def demo(
     teller(quiet=quiet)("generating two minutes of speech-like and music-like audio")
     files = len(write_corpus(folder / "audio"))
     job = folder / "job.yaml"
-    job.write_text(JOB.format(name=NAME, folder=folder))
+    job.write_text(job_text("demo.yaml.jinja", name=NAME, folder=str(folder)))
     spec = JobSpec.load(job)
     with reported_run(log_format=spec.run.log_format, quiet=quiet) as (sink, stop):
         end = run_job(spec, sink=sink, stop=stop)

@@ -15,12 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
-import yaml
 
 from earmill.jobs.commands import options
 from earmill.jobs.console.job_texts import print_estimate
@@ -139,7 +137,8 @@ def init(
     # The job is called by the last part of the source, and the model.
     last = re.split(r"[/\\]", place.rstrip("/\\*."))[-1]
     words = re.findall(r"[A-Za-z0-9]+", unicodedata.normalize("NFKD", last))
-    text = _job_text(
+    text = options.job_text(
+        "init.yaml.jinja",
         name="-".join([*words, model]),
         kind=kind,
         source=place,
@@ -341,20 +340,3 @@ def _folder_problem(folder: str) -> str:
         f"no audio in this folder (it holds {held}); give the one with the recordings, or name "
         "their endings in source.extensions of a job file of your own"
     )
-
-
-def _job_text(**values: Any) -> str:
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    environment.filters["scalar"] = _scalar
-    environment.tests["relative"] = lambda place: is_local(place) and not os.path.isabs(place)
-    template = (files("earmill.jobs") / "init.yaml.jinja").read_text("utf-8")
-    return environment.from_string(template).render(values)
-
-
-def _scalar(text: str) -> str:
-    dumped: str = yaml.safe_dump(text, allow_unicode=True, width=10**9, default_flow_style=True)
-    return dumped.removesuffix("\n").removesuffix("\n...")

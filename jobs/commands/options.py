@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.resources import files
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from earmill.pipeline.common.untrusted import loads_json
+from earmill.pipeline.storage.backend import is_local
 from earmill.pipeline.storage.retrying import store_errors
 
 if TYPE_CHECKING:
@@ -116,3 +119,22 @@ def open_output(uri: str, storage_options: str | None) -> Iterator[Layout]:
     layout = Layout.open(uri, parse_storage_options(storage_options))
     with store_errors(layout.url()):
         yield layout
+
+
+def job_text(template: str, **values: Any) -> str:
+    """Return a job file from a template of this package. Its filter `scalar` writes a text as YAML;
+    its test `relative` is true for a relative path of this machine."""
+    import yaml
+    from jinja2 import Environment, StrictUndefined
+
+    def scalar(text: str) -> str:
+        dumped: str = yaml.safe_dump(text, allow_unicode=True, width=10**9, default_flow_style=True)
+        return dumped.removesuffix("\n").removesuffix("\n...")
+
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters["scalar"] = scalar
+    environment.tests["relative"] = lambda place: is_local(place) and not os.path.isabs(place)
+    text = (files("earmill.jobs") / template).read_text("utf-8")
+    return environment.from_string(text).render(values)
