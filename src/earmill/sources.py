@@ -8,37 +8,20 @@ A kind is one module and one entry point, see docs/extending.md:
 `earmill.testing.sources` holds the tests it must pass.
 """
 
-from __future__ import annotations
-
-from earmill.pipeline.common.arrow_types import Columns
-from earmill.pipeline.common.errors import (
-    AbsentError,
-    RowError,
-    SourceError,
-    SourceOutage,
-    UnreadableError,
-)
-from earmill.pipeline.sources.base import Fetched, Item, Source, filesystem, source_errors
-from earmill.pipeline.sources.fetch import Blob, fetch_all
-from earmill.pipeline.spec import Options, plain_uri
-from earmill.pipeline.spec.source import SourceKind, SourceSection
-
-__all__ = [
-    "AbsentError",
-    "Blob",
-    "Columns",
-    "Fetched",
-    "Item",
-    "Options",
-    "RowError",
-    "Source",
-    "SourceError",
-    "SourceKind",
-    "SourceOutage",
-    "SourceSection",
-    "UnreadableError",
-    "fetch_all",
-    "filesystem",
-    "plain_uri",
-    "source_errors",
-]
+from earmill.pipeline.common.arrow_types import Columns as Columns
+from earmill.pipeline.common.errors import AbsentError as AbsentError
+from earmill.pipeline.common.errors import RowError as RowError
+from earmill.pipeline.common.errors import SourceError as SourceError
+from earmill.pipeline.common.errors import SourceOutage as SourceOutage
+from earmill.pipeline.common.errors import UnreadableError as UnreadableError
+from earmill.pipeline.sources.base import Fetched as Fetched
+from earmill.pipeline.sources.base import Item as Item
+from earmill.pipeline.sources.base import Source as Source
+from earmill.pipeline.sources.base import filesystem as filesystem
+from earmill.pipeline.sources.base import source_errors as source_errors
+from earmill.pipeline.sources.fetch import Blob as Blob
+from earmill.pipeline.sources.fetch import fetch_all as fetch_all
+from earmill.pipeline.spec import Options as Options
+from earmill.pipeline.spec import plain_uri as plain_uri
+from earmill.pipeline.spec.source import SourceKind as SourceKind
+from earmill.pipeline.spec.source import SourceSection as SourceSection
