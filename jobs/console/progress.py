@@ -47,15 +47,6 @@ NARROW = 60  # Terminals with fewer columns get half a bar.
 # Fields of events that have another name in log lines.
 _CALLED = {"shard_id": "shard", "text": "message"}
 PROGRESS_EVERY_S = 10.0  # Seconds between totals in a log.
-# Events that a bar shows in yellow.
-_WARNINGS = (
-    events.ShardRetry,
-    events.ShardWaits,
-    events.ShardFailed,
-    events.WorkerLost,
-    events.CulpritFound,
-    events.SourceChanged,
-)
 
 
 class Reporter:
@@ -181,7 +172,7 @@ class Bar(Reporter):
                 say(event.message, self._result)
                 line = None
         if line is not None:
-            style = "yellow" if isinstance(event, _WARNINGS) else None
+            style = None if level_of(event) == INFO else "yellow"
             self._bar.console.print(visible(line), style=style, soft_wrap=True)
         if (more := cost(event)) is not None:
             self._bar.console.print(more, soft_wrap=True)
