@@ -95,7 +95,7 @@ def report_html(
         "name": dataset.name,
         "place": stored.layout.url(),
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "closed": stored.entry is not None,
+        "closed": stored.snapshot is not None,
         "models": [str(entry.get("model")) for entry in dataset.spec["extract"]],
         "corpus": corpus(stored, facts),
         "quarantine": quarantine(count_reasons(stored.facts), bad),
@@ -108,12 +108,12 @@ def report_html(
 
 
 def _about(stored: Stored) -> dict[str, Any]:
-    dataset, entry = stored.features.dataset, stored.entry
-    provenance = dataset.provenance
+    dataset, provenance = stored.features.dataset, stored.features.dataset.provenance
     versions = provenance.get("versions", {})
     host, git = provenance.get("host") or {}, provenance.get("git") or {}
-    snapshot = "none yet: the job has not been closed"
-    if entry is not None:
+    snapshot, additions = "none yet: the job has not been closed", ""
+    if stored.snapshot is not None:
+        entry, additions = stored.snapshot.entry, ", ".join(sorted(stored.snapshot.additions))
         snapshot = f"{entry.number}, {entry.why}, {entry.created}"
     commit = git.get("commit") or ""
     processor = host.get("processor") or ""
@@ -134,7 +134,7 @@ def _about(stored: Stored) -> dict[str, Any]:
             f"licence of the {what}": ", ".join(str(value) for value in stated.values())
             for what, stated in dataset.licenses.items()
         },
-        "additions": ", ".join(stored.additions),
+        "additions": additions,
     }
     spec: str = yaml.safe_dump(dataset.spec, sort_keys=False, allow_unicode=True, width=88)
     return {

@@ -90,13 +90,14 @@ def _spread(length: int, most: int) -> list[int]:
 def _figures(stored: Stored, total_s: float) -> list[tuple[str, str, str]]:
     good, bad = len(stored.features), stored.rows_bad
     nbytes, speed = sum(one.nbytes for one in stored.facts), mean_speed(stored.facts)
+    state = "complete" if stored.snapshot else "incomplete"
     of_an_hour = f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else ""
     return [
         ("rows", f"{good:,}", "with features"),
         ("quarantined", f"{bad:,}", percent(bad / (good + bad)) if bad else "none"),
         ("audio", hours_text(total_s), f"{total_s:,.0f} s"),
         ("stored", bytes_text(nbytes), of_an_hour),
-        ("shards", f"{len(stored.shards):,}", "job complete" if stored.entry else "job incomplete"),
+        ("shards", f"{len(stored.shards):,}", f"job {state}"),
         ("speed", f"{number_text(speed)} {TIMES}" if speed else "unknown", "of real time"),
     ]
 
@@ -153,9 +154,8 @@ def _categories(facts: pa.Table) -> list[dict[str, Any]]:
 
 def _streams(stored: Stored) -> Table:
     rows = {name: _stream(stored.features, name) for name in stored.features.streams}
-    if stored.joined is not None:
-        added = [name for name in stored.joined.streams if name not in rows]
-        rows |= {name: _stream(stored.joined, name) for name in added}
+    added = [name for name in stored.joined.streams if name not in rows]
+    rows |= {name: _stream(stored.joined, name) for name in added}
     header = ("stream", "model", "stored", "shape", "range", "mean")
     return Table(header, tuple(rows.values()), range(len(header)))
 
