@@ -59,6 +59,7 @@ def push(
     stored, licenses = contents.report, contents.dataset.licenses
     if dry_run and as_json:
         fields = {
+            "event": "would_push",
             "hub_id": hub_id,
             "rows": stored.rows_ok,
             "rows_bad": stored.rows_bad,
@@ -67,7 +68,7 @@ def push(
             "bytes": contents.bytes,
             "licenses": licenses,
         }
-        say_json({"event": "would_push", **fields})
+        say_json(fields)
         return
     if dry_run:
         stated = licenses.get("features")

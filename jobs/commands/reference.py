@@ -65,9 +65,9 @@ def explanation(page: str, topic: str) -> str:
         name: f"## {name}\n\n{means}: {helps}." for name, means, helps in REASON.findall(page)
     }
     texts = {**topics, **{ARTICLE.sub("", name): text for name, text in topics.items()}, **reasons}
-    for wanted in (topic.strip().lower(), topic.strip().lower().replace(" ", "-")):
-        if wanted in texts:
-            return texts[wanted]
+    wanted = topic.strip().lower().replace(" ", "-")
+    if wanted in texts:
+        return texts[wanted]
     raise SpecError(
         f"no topic {topic!r}{nearest(topic, list(texts))}; topics: {', '.join(topics)}; and the "
         f"reasons for quarantine: {', '.join(reasons)}"

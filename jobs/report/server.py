@@ -50,10 +50,9 @@ def refusal(headers: Mapping[str, str], bound: str) -> str:
     if not _is_ours(host, bound):
         return f"this page is not served as {host or 'nothing'!r}: ask for it by its address"
     origin = headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get("Host"):
-        return "this page answers no other page"
+    is_foreign = origin is not None and urlsplit(origin).netloc != headers.get("Host")
     from_page = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-    if from_page and headers.get("Sec-Fetch-Dest", "") != "document":
+    if is_foreign or (from_page and headers.get("Sec-Fetch-Dest", "") != "document"):
         return "this page answers no other page"
     return ""
 
