@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.dataset.watch import JobProgress, JobWatch
     from earmill.pipeline.storage.layout import Layout
 
-# Largest share of the time that is spent on listing commits; a listing of many takes seconds.
+# Largest share of the time that is spent on a look; listing many commits takes seconds.
 LOOKING = 0.1
 SAME_LINE_EVERY_S = 60.0  # Seconds between equal lines if standard output is no terminal.
 BAR_WIDTH = 24
@@ -130,7 +130,6 @@ def _looks(
             if progress is None or not goes_on:
                 raise
             trouble = f"this look failed, the next may not: {error}"
-        took_s = time.monotonic() - began_s
         if progress is not None:
             yield progress, trouble
         elif not wait:
@@ -138,6 +137,7 @@ def _looks(
                 f"{layout.url()}: no job has begun here, found no dataset.json; give the "
                 "output.uri of a job, or --wait until it has listed its source"
             )
+        took_s = time.monotonic() - began_s
         # Commit records that are unread are read without a pause.
         is_behind = progress is not None and progress.unread
         time.sleep(0.0 if is_behind else max(every, took_s / LOOKING))
