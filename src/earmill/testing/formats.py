@@ -224,30 +224,27 @@ def _part(span: FrameSpan, first: int) -> FrameSpan:
 
 
 def sample_rows(dtype: str) -> list[FeatureRow]:
-    """Return the suite's rows of frames and events."""
-    return [_row(row_id, frames, dtype) for row_id, frames in ROWS.items()]
-
-
-def _row(row_id: str, frames: int, dtype: str) -> FeatureRow:
-    """Return a row with values that follow from its id, among them -0.0 and subnormals."""
-    width = ENVELOPE.width
-    rng = np.random.default_rng([*row_id.encode()[:50]])
-    values = rng.normal(0, 50, (frames, width)).astype(dtype)
-    values[:1, :2] = [-0.0, np.finfo(dtype).smallest_subnormal]
-    drawn = rng.poisson(0.0 if row_id == "silent" else 0.3, (2 * frames, width))
-    return FeatureRow(
-        row_id=row_id,
-        plan_row_id=row_id,
-        channel=-1,
-        seconds=frames / 100,
-        facts={"uri": f"corpus/{row_id}", "rate_hz": 16000.0, "pcm_sha256": "cd" * 32},
-        extra={"speaker": f"s{frames}", "take": frames, "note": None},
-        streams={
-            "envelope": values,
-            "spikes": SpikeEvents.from_dense(drawn.astype(np.int32)).to_columns(),
-        },
-        steps={"spikes": 2 * frames},
-    )
+    """Return rows of frames and events. Values follow from the ids of rows; -0.0 and subnormals are
+    among them."""
+    rows = []
+    for row_id, frames in ROWS.items():
+        rng = np.random.default_rng([*row_id.encode()[:50]])
+        values = rng.normal(0, 50, (frames, ENVELOPE.width)).astype(dtype)
+        values[:1, :2] = [-0.0, np.finfo(dtype).smallest_subnormal]
+        drawn = rng.poisson(0.0 if row_id == "silent" else 0.3, (2 * frames, SPIKES.width))
+        spikes = SpikeEvents.from_dense(drawn.astype(np.int32)).to_columns()
+        row = FeatureRow(
+            row_id=row_id,
+            plan_row_id=row_id,
+            channel=-1,
+            seconds=frames / 100,
+            facts={"uri": f"corpus/{row_id}", "rate_hz": 16000.0, "pcm_sha256": "cd" * 32},
+            extra={"speaker": f"s{frames}", "take": frames, "note": None},
+            streams={"envelope": values, "spikes": spikes},
+            steps={"spikes": 2 * frames},
+        )
+        rows.append(row)
+    return rows
 
 
 def _dataset(root: Path, fmt: str, rows: Sequence[FeatureRow]) -> Layout:

@@ -57,7 +57,12 @@ class SourceConformance:
         folder.mkdir(parents=True)
         section, wanted = self.corpus(folder)
         assert len(wanted) >= 3, "corpus: expected three rows or more"
-        return _job({"kind": self.kind, **section}), wanted
+        job = {
+            "source": {"kind": self.kind, **section},
+            "extract": [{"model": "dau1997"}],
+            "output": {"uri": "features"},
+        }
+        return JobSpec.load(job), wanted
 
     @pytest.fixture(autouse=True)
     def no_waiting(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +135,6 @@ class SourceConformance:
         assert json.loads(json.dumps(source.describe())).get("kind") == self.kind
         assert all(count >= 0 for count in source.skipped().values())
         assert set(source.columns().types) <= {name for item in items for name in item.extra}
-
-
-def _job(section: Section) -> JobSpec:
-    return JobSpec.load(
-        {"source": section, "extract": [{"model": "dau1997"}], "output": {"uri": "features"}}
-    )
 
 
 def _fetched(source: Source, items: Sequence[Item]) -> list[bytes | RowError]:
