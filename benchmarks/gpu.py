@@ -30,7 +30,7 @@ from benchmarks import loudness, models
 from benchmarks.kernel import FS_HZ
 from benchmarks.report import table, write_section
 from benchmarks.training import step
-from earmill.jobs.doctor.models import as_large_as_fits, best_of
+from earmill.jobs.doctor import as_large_as_fits, best_of
 
 THREADS = 2
 CLIP_S = 4.0

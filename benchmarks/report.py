@@ -10,7 +10,7 @@ from pathlib import Path
 import numba
 import torch
 
-from earmill.jobs.doctor.checks import processor
+from earmill.jobs.doctor import processor
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 _TITLE = (

@@ -28,31 +28,25 @@ def doctor(
     """Check this machine: kernels, GPU, Ray, storage, speed. Exit code 1 if a check fails."""
     from rich.text import Text
 
-    from earmill.jobs.doctor import models
-    from earmill.jobs.doctor.checks import (
-        Check,
-        State,
-        checked,
-        machine_checks,
-        ray_check,
-        storage_check,
-    )
+    from earmill.jobs import doctor as machine
+    from earmill.jobs.doctor import Check, State
 
     store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
 
     def all_checks() -> Iterator[Check]:
-        yield from machine_checks()
-        imported = checked("models", lambda: import_module("amtcore.features.registry").__name__)
+        yield from machine.machine_checks()
+        registry = "amtcore.features.registry"
+        imported = machine.checked("models", lambda: import_module(registry).__name__)
         has_models = imported.state is State.OK
-        yield from models.kernel_checks() if has_models else [imported]
+        yield from machine.kernel_checks() if has_models else [imported]
         if has_models and device != "cpu":
-            yield from models.gpu_checks(wanted=device == "cuda")
-        yield ray_check()
+            yield from machine.gpu_checks(wanted=device == "cuda")
+        yield machine.ray_check()
         if has_models and not quick:
-            yield from models.speed_checks(gpu=models.gpu_answers(checks))
+            yield from machine.speed_checks(gpu=machine.gpu_answers(checks))
         if uri is not None:
-            yield storage_check(uri, store_options)
+            yield machine.storage_check(uri, store_options)
 
     out = console(soft_wrap=True)
     colors = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}

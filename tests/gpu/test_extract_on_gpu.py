@@ -12,7 +12,7 @@ import torch
 
 from amtcore.features.frame_module_model import FrameModuleModel
 from amtcore.features.registry import BUILT_IN, build_extractor, get_model, registrations
-from earmill.jobs.doctor.models import WITH_TRANSFORMS, as_array, noise
+from earmill.jobs.doctor import WITH_TRANSFORMS, as_array, noise
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.operations.run_job import run_job

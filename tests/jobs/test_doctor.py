@@ -15,15 +15,17 @@ import torch
 from amtcore import AdaptLoop
 from amtcore.features import registry
 from amtcore.features.registry import BUILT_IN, build_extractor
+from earmill.jobs import doctor
 from earmill.jobs.cli import run
-from earmill.jobs.doctor import checks as machine_checks
-from earmill.jobs.doctor import models
-from earmill.jobs.doctor.checks import Check, State, checked, storage_check
-from earmill.jobs.doctor.models import (
+from earmill.jobs.doctor import (
+    Check,
+    State,
     UnequalError,
+    checked,
     gpu_answers,
     gpu_rate,
     kernel_checks,
+    storage_check,
     worst_error,
 )
 from earmill.pipeline.common.errors import OutputError
@@ -54,7 +56,7 @@ def test_this_machine_is_well(
 
     monkeypatch.setattr(ray_executor, "live_nodes", nodes)
     # Plain loops are slow, and tests/amtcore has kernels beside them on longer signals.
-    monkeypatch.setattr(models, "SAMPLES", 50)
+    monkeypatch.setattr(doctor, "SAMPLES", 50)
     code = run(["doctor", "--quick", "--device", "cpu", "--uri", str(tmp_path)])
     out = capsys.readouterr().out
     *checks, verdict = out.splitlines()
@@ -74,8 +76,8 @@ def only_these(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Check]], N
     """Replaces the checks that take seconds by given ones."""
 
     def replace(checks: Sequence[Check]) -> None:
-        monkeypatch.setattr(models, "kernel_checks", lambda: iter(checks))
-        monkeypatch.setattr(machine_checks, "ray_check", lambda: Check("Ray", State.OK, "runs"))
+        monkeypatch.setattr(doctor, "kernel_checks", lambda: iter(checks))
+        monkeypatch.setattr(doctor, "ray_check", lambda: Check("Ray", State.OK, "runs"))
 
     return replace
 
@@ -185,11 +187,11 @@ def test_processors_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
     for generation, features in (("znver3", {"avx2": True}), ("znver4", {"avx512f": True})):
         monkeypatch.setattr(binding, "get_host_cpu_name", lambda name=generation: name)
         monkeypatch.setattr(binding, "get_host_cpu_features", lambda has=features: has)
-        assert f"({generation}; {next(iter(features))}), " in machine_checks.processor()
+        assert f"({generation}; {next(iter(features))}), " in doctor.processor()
 
 
 def test_the_processor_speed_of_a_model_is_measured() -> None:
-    found = next(models.speed_checks(gpu=False))
+    found = next(doctor.speed_checks(gpu=False))
     assert found.state is State.OK and found.what == "speed of dau1997"
     speed, _, unit = found.text.partition(" ")
     assert float(speed.replace(",", "")) > 0 and unit == "x real time on the CPU"
@@ -220,12 +222,12 @@ def test_the_speed_of_a_gpu_counts_if_it_runs_kernels() -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks.os, "access", lambda *_: False)
-    assert "every process compiles anew; set NUMBA_CACHE_DIR" in machine_checks._kernel_cache()
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert "every process compiles anew; set NUMBA_CACHE_DIR" in doctor._kernel_cache()
 
 
 def test_clips_for_a_model_of_two_ears_have_two() -> None:
-    both = models.noise(build_extractor("moore2016"), 0.1, 0)
+    both = doctor.noise(build_extractor("moore2016"), 0.1, 0)
     assert both.shape == (2, 3200) and both.dtype == np.float32
 
 
@@ -234,7 +236,7 @@ def test_the_gpu_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AMTCORE_GPU", "interpreted")
     two = {name: BUILT_IN[name] for name in ("dau1997", "moore2016")}
     monkeypatch.setattr(registry, "BUILT_IN", two)
-    found = {check.what: check for check in models.gpu_checks(wanted=True)}
+    found = {check.what: check for check in doctor.gpu_checks(wanted=True)}
     assert {check.state for check in found.values()} <= {State.OK, State.NO}, found
     assert "interpreter of PTX in its place" in found["GPU"].text
     assert "interpreted adds two vectors" in found["PTX"].text
@@ -247,4 +249,4 @@ def test_the_gpu_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(there, "extract", wrong)
     with pytest.raises(UnequalError, match="differs from the CPU by 1"):
-        models._against_cpu("dau1997", here, there)
+        doctor._against_cpu("dau1997", here, there)

@@ -1,1 +1,0 @@
-"""Checks of a machine; a failed check does not stop the others."""
