@@ -1,4 +1,4 @@
-"""Checks of a machine: processor, memory, versions, kernel cache, Ray, storage. Checks of its models:
+"""Checks of a machine: processor, memory, versions, kernel cache, Ray, storage. Checks of models:
 kernels against plain loops, the GPU against the CPU, speed."""
 
 from __future__ import annotations
