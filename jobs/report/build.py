@@ -13,10 +13,9 @@ from typing import Any
 import yaml
 
 from earmill.jobs.console.terminal import check_local
-from earmill.jobs.report.corpus import bad_rows_of, corpus, quarantine, row_facts, rows_of
+from earmill.jobs.report.corpus import Stored, bad_rows_of, corpus, quarantine, row_facts, rows_of
 from earmill.jobs.report.examples import chosen, examples
 from earmill.jobs.report.page import page
-from earmill.jobs.report.stored import Stored
 from earmill.jobs.report.work import work_of
 from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.text import quantity

@@ -1,10 +1,12 @@
-"""The rows of a dataset: figures, distributions, streams, a table, and quarantined rows."""
+"""A dataset opened for its report, and its rows: figures, distributions, streams, a table, and
+quarantined rows."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -26,18 +28,19 @@ from earmill.jobs.report.plots import (
     rate_text,
     seconds_text,
 )
-from earmill.jobs.report.stored import Stored
 from earmill.jobs.report.work import mean_speed
 from earmill.pipeline.common.errors import CommitError
-from earmill.pipeline.common.machine import Threads
-from earmill.pipeline.common.text import bytes_text
-from earmill.pipeline.dataset.commit_record import READ_THREADS
+from earmill.pipeline.common.text import bytes_text, named_line
+from earmill.pipeline.dataset.commit_record import newest_generations, read_commit, reading_pool
+from earmill.pipeline.dataset.snapshot import Snapshot, read_current, read_snapshot
+from earmill.pipeline.dataset.watch import ShardFacts, shard_facts
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX, FACT_TYPES
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.combined import JoinedFeatures
 from earmill.pipeline.reader.features import Features
 from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.storage.documents import read_table
+from earmill.pipeline.storage.layout import Layout
 
 # Most tables of rows that are read for facts the index does not hold; most rows for summaries.
 MOST_TABLES, MOST_SUMMARIES = 256, 200
@@ -49,6 +52,68 @@ BAD_PART = 4  # A cut table has one quarantined row in `BAD_PART` rows, if there
 MOST_EXTRAS = 6  # Most columns of the source that the table shows.
 # Most tables of quarantined rows that are read; most rows of each reason that are shown.
 MOST_BAD_TABLES, MOST_EXAMPLES = 200, 5
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A dataset opened for its report, with the shards of the current snapshot. Before the dataset
+    is closed, these are all committed shards."""
+
+    uri: str
+    storage_options: Mapping[str, Any]
+    layout: Layout
+    features: Features
+    joined: Features | JoinedFeatures  # Rows that are good in all feature sets, additions included.
+    snapshot: Snapshot | None
+    shards: Mapping[str, tuple[ShardFacts, str]]  # With the path of the table of rows.
+
+    @classmethod
+    def open(cls, uri: str, storage_options: Mapping[str, Any]) -> Stored:
+        layout = Layout.open(uri, storage_options)
+        features = open_features(uri, storage_options=storage_options)
+        joined: Features | JoinedFeatures = features
+        current = read_current(layout)
+        snapshot = None if current is None else read_snapshot(layout, current)
+        if snapshot is None:
+            commits = newest_generations(layout)
+        else:
+            commits = {shard: ref.generation for shard, ref in sorted(snapshot.commits.items())}
+            if snapshot.additions:
+                joined = open_features(uri, additions=True, storage_options=storage_options)
+
+        def read(shard: str) -> tuple[ShardFacts, str]:
+            record = read_commit(layout, shard, commits[shard])
+            if record is None:
+                raise CommitError(
+                    f"{layout.url()}: the commit of shard {shard} is gone although the dataset "
+                    "names it; run `earmill verify`"
+                )
+            try:
+                return shard_facts(layout, record), str(record.path("rows"))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise CommitError(
+                    f"{layout.url()}: the commit of shard {shard} has an unknown form "
+                    f"({named_line(error)}); run `earmill verify`"
+                ) from error
+
+        with reading_pool(layout, len(commits)) as pool:
+            shards = dict(zip(commits, pool.map(read, commits), strict=True))
+        return cls(uri, storage_options, layout, features, joined, snapshot, shards)
+
+    def richest(self, position: int) -> tuple[Features | JoinedFeatures, int]:
+        """Return the features with most streams for a row of `features`, and its position there."""
+        row_id = self.features.table.column("row_id")[position].as_py()
+        with suppress(KeyError):
+            return self.joined, self.joined.index_of(row_id)
+        return self.features, position
+
+    @property
+    def facts(self) -> list[ShardFacts]:
+        return [facts for facts, _ in self.shards.values()]
+
+    @property
+    def rows_bad(self) -> int:
+        return sum(facts.rows_bad for facts in self.facts)
 
 
 def corpus(stored: Stored, facts: pa.Table) -> dict[str, Any]:
@@ -74,7 +139,7 @@ def row_facts(stored: Stored) -> pa.Table:
     """Return row ids and provenance, from at most `MOST_TABLES` shards at even distances."""
 
     paths = [rows for facts, rows in stored.shards.values() if facts.rows_ok]
-    with Threads(READ_THREADS) as pool:
+    with reading_pool(stored.layout, min(len(paths), MOST_TABLES)) as pool:
         read = partial(read_table, stored.layout, columns=FACTS.names)
         tables = pool.map(read, [paths[k] for k in _spread(len(paths), MOST_TABLES)])
         # Tables of earlier releases lack some columns.

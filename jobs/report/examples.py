@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from earmill.jobs.report.corpus import Stored
 from earmill.jobs.report.page import data_uri
 from earmill.jobs.report.plots import Plot, cell_text, signed
 from earmill.jobs.report.row_panels import clip_values, panels
-from earmill.jobs.report.stored import Stored
 from earmill.pipeline.audio.channels import clips_of_channels
 from earmill.pipeline.audio.decode import BlockReader
 from earmill.pipeline.audio.decoder_pool import DecoderPool
