@@ -70,7 +70,7 @@ def _check(folder: Path, files: int) -> None:
     """Verify the dataset, read it back and draw it; raise or exit if something is wrong."""
     from torch.utils.data import DataLoader
 
-    from earmill.jobs.report.row_picture import draw_rows
+    from earmill.jobs.report.row_panels import draw_rows
     from earmill.pipeline.dataset.snapshot import current_index
     from earmill.pipeline.dataset.verify import verify
     from earmill.pipeline.loader.collate import collate_padded

@@ -28,7 +28,7 @@ def plot(
     storage_options: options.StorageOptions = None,
 ) -> None:
     """Draw every feature stream of one row over time."""
-    from earmill.jobs.report.row_picture import draw_rows
+    from earmill.jobs.report.row_panels import draw_rows
     from earmill.pipeline.reader.open import open_features
 
     check_local(out)

@@ -2,6 +2,6 @@
 
 Modules `corpus`, `work` and `examples` give facts as plain values. Modules `plots` and `row_panels`
 give figures as plain values. Modules `build` and `live` are the two pages; `server` serves the live
-page. Only `page` and its templates know HTML; they escape every text. `row_picture` draws the
-figures of rows as a PNG.
+page. Only `page` and its templates know HTML; they escape every text. `row_panels` also draws its
+figures as a PNG.
 """
