@@ -4,11 +4,11 @@ quarantined rows."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -100,20 +100,9 @@ class Stored:
             shards = dict(zip(commits, pool.map(read, commits), strict=True))
         return cls(uri, storage_options, layout, features, joined, snapshot, shards)
 
-    def richest(self, position: int) -> tuple[Features | JoinedFeatures, int]:
-        """Return the features with most streams for a row of `features`, and its position there."""
-        row_id = self.features.table.column("row_id")[position].as_py()
-        with suppress(KeyError):
-            return self.joined, self.joined.index_of(row_id)
-        return self.features, position
-
     @property
     def facts(self) -> list[ShardFacts]:
         return [facts for facts, _ in self.shards.values()]
-
-    @property
-    def rows_bad(self) -> int:
-        return sum(facts.rows_bad for facts in self.facts)
 
 
 def corpus(stored: Stored, facts: pa.Table) -> dict[str, Any]:
@@ -153,7 +142,7 @@ def _spread(length: int, most: int) -> list[int]:
 
 
 def _figures(stored: Stored, total_s: float) -> list[tuple[str, str, str]]:
-    good, bad = len(stored.features), stored.rows_bad
+    good, bad = len(stored.features), sum(one.rows_bad for one in stored.facts)
     nbytes, speed = sum(one.nbytes for one in stored.facts), mean_speed(stored.facts)
     state = "complete" if stored.snapshot else "incomplete"
     of_an_hour = f"{bytes_text(3600 * nbytes / total_s)} an hour" if total_s else ""
@@ -244,7 +233,7 @@ def rows_of(
     stored: Stored, facts: pa.Table, bad: Sequence[Mapping[str, Any]], most: int
 ) -> dict[str, Any]:
     """Return a table of at most `most` rows, good ones first; `facts` come from `row_facts`."""
-    table, n_bad = stored.features.table, stored.rows_bad
+    table, n_bad = stored.features.table, sum(one.rows_bad for one in stored.facts)
     total = len(table) + n_bad
     shown_bad = list(bad[:most])
     if total > most:
@@ -291,18 +280,15 @@ def _file(facts: Mapping[str, Any]) -> str:
 def bad_rows_of(stored: Stored, most: int) -> list[dict[str, Any]]:
     """Return at most `most` quarantined rows with their shards, in the order of the shards."""
     paths = [(k, facts.quarantine) for k, (facts, _) in stored.shards.items() if facts.quarantine]
-    rows = (
-        shown_bad_row(row, shard)
-        for shard, path in paths[:MOST_BAD_TABLES]
-        for row in read_table(stored.layout, path).to_pylist()
-    )
-    return list(islice(rows, most))
+    tables = (read_bad_rows(stored.layout, *each) for each in paths[:MOST_BAD_TABLES])
+    return list(islice(chain.from_iterable(tables), most))
 
 
-def shown_bad_row(row: Mapping[str, Any], shard: str) -> dict[str, Any]:
-    """Return a quarantined row for the page, which shows its URI beside the message."""
-    message = (row["message"] or "").removeprefix(f"{row['uri']}: ")
-    return {**row, "shard": shard, "message": message}
+def read_bad_rows(layout: Layout, shard: str, path: str) -> Iterator[dict[str, Any]]:
+    """Yield the quarantined rows of a shard. The page shows their URIs beside the messages."""
+    for row in read_table(layout, path).to_pylist():
+        message = (row["message"] or "").removeprefix(f"{row['uri']}: ")
+        yield {**row, "shard": shard, "message": message}
 
 
 def quarantine(reasons: Mapping[str, int], rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -30,6 +30,7 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.text import named_line, one_line
 from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.reader.combined import JoinedFeatures
 from earmill.pipeline.reader.features import Features
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.sources.base import Item, Source
@@ -187,9 +188,12 @@ def examples(
     except EarmillError as error:
         player = f"the source cannot be opened: {error}"
     shown = []
-    for number, position in enumerate(positions, 1):
+    for position in positions:
         known = stored.features.table.slice(position, 1).to_pylist()[0]
-        features, place = stored.richest(position)
+        features: Features | JoinedFeatures = stored.features
+        place = position
+        with suppress(KeyError):  # the row may be bad in an added set
+            place, features = stored.joined.index_of(known["row_id"]), stored.joined
         shown_s = min(seconds, known["seconds"])
         facts: Mapping[str, Any] = {}
         extra: Mapping[str, Any] = {}
@@ -205,7 +209,6 @@ def examples(
             problem = named_line(error)
         shown.append(
             {
-                "number": number,
                 "row_id": known["row_id"],
                 "seconds": known["seconds"],
                 "shown_s": shown_s,

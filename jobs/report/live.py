@@ -9,14 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 from earmill.jobs.console.job_texts import progress_remarks
-from earmill.jobs.report.corpus import MOST_EXAMPLES, quarantine, shown_bad_row
+from earmill.jobs.report.corpus import MOST_EXAMPLES, quarantine, read_bad_rows
 from earmill.jobs.report.page import page
 from earmill.jobs.report.plots import TIMES, hours_text, percent
 from earmill.jobs.report.work import stamp, work_of
 from earmill.pipeline.common.errors import EarmillError
 from earmill.pipeline.common.text import bytes_text, duration, figure, quantity
 from earmill.pipeline.dataset.watch import JobProgress, JobWatch, ShardFacts
-from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 
 TABLES_AT_ONCE = 20  # Most tables of quarantined rows that one look reads.
@@ -79,10 +78,10 @@ class LivePage:
         for shard, path in wanted[:TABLES_AT_ONCE]:
             self._read.add(path)
             with suppress(EarmillError, OSError, ValueError):  # `earmill verify` reports it
-                for row in read_table(self._layout, path).to_pylist():
+                for row in read_bad_rows(self._layout, shard, path):
                     if kept[row["error_class"]] < MOST_EXAMPLES:
                         kept[row["error_class"]] += 1
-                        self._bad.append(shown_bad_row(row, shard))
+                        self._bad.append(row)
 
 
 def _figures(progress: JobProgress) -> list[tuple[str, str, str]]:

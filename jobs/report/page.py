@@ -86,15 +86,14 @@ def page(template: str, values: Mapping[str, Any]) -> str:
     script_name, connect = SCRIPTS[template]
     style, script = _part("page.css"), _part(script_name)
     shades = np.frombuffer(palette(), np.uint8).reshape(-1, 3)
-    places = np.linspace(0, COLOURS - 1, GRADIENT_STOPS).round().astype(int)
-    percents = [100 * k / (GRADIENT_STOPS - 1) for k in range(GRADIENT_STOPS)]
     return ENVIRONMENT.get_template(template).render(
         values,
         policy=POLICY.format(script=_hash(script), style=_hash(style), connect=connect),
         style=Markup(style),
         script=Markup(script),
         gradient=[
-            (at, f"#{bytes(shades[k]).hex()}") for at, k in zip(percents, places, strict=True)
+            (100 * at, f"#{bytes(shades[round(at * (COLOURS - 1))]).hex()}")
+            for at in np.linspace(0, 1, GRADIENT_STOPS).tolist()
         ],
         version=version("earmill"),
     )
