@@ -87,7 +87,6 @@ def _check(folder: Path, files: int) -> None:
         raise typer.Exit(1)
     out.print(f"verified {report.files} files, {report.bytes / 1e6:.1f} MB, by sha256")
     for fmt in FORMATS:
-        # One padded batch from a DataLoader.
         stored = open_features(uri, format=fmt).torch()
         loader = DataLoader(stored, batch_size=BATCH_ROWS, collate_fn=collate_padded)
         batch: Any = next(iter(loader))

@@ -222,8 +222,7 @@ def notebook_reporter() -> Reporter | None:
     shown = console()
     if not shown.is_jupyter:
         return None
-    has_widgets = find_spec("ipywidgets") is not None
-    return Bar(shown) if has_widgets else PlainLines(sys.stdout, sys.stdout)
+    return Bar(shown) if find_spec("ipywidgets") else PlainLines(sys.stdout, sys.stdout)
 
 
 @contextmanager

@@ -89,7 +89,6 @@ def report_html(
             source = JobSpec.load({**dataset.spec, "name": dataset.name, "output": output})
         except EarmillError as error:
             source = f"the job in dataset.json cannot be read: {error}"
-    shown = examples(stored, positions, options.seconds, source)
     values = {
         "name": dataset.name,
         "place": stored.layout.url(),
@@ -99,7 +98,7 @@ def report_html(
         "corpus": corpus(stored, facts),
         "quarantine": quarantine(count_reasons(stored.facts), bad),
         "work": work_of(stored.facts),
-        "examples": shown,
+        "examples": examples(stored, positions, options.seconds, source),
         "rows": rows_of(stored, facts, bad, options.rows),
         "about": _about(stored),
     }

@@ -64,9 +64,8 @@ def pooled(values: Values, most: int, axis: int) -> Values:
         return values
     edges = np.linspace(0, length, most + 1).round().astype(int)
     sums = np.add.reduceat(values, edges[:-1], axis=axis)
-    shape = [1, 1]
-    shape[axis] = most
-    means: Values = sums / np.diff(edges).reshape(shape[: values.ndim])
+    widths = np.diff(edges)
+    means: Values = sums / (widths if axis == values.ndim - 1 else widths[:, None])
     return means
 
 

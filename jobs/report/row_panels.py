@@ -184,10 +184,8 @@ def _modulation(values: Values, info: StreamInfo) -> Plot:
     rates = sorted(set(info.mfc_hz))
     # By channel and rate; NaN marks a filter that a channel lacks.
     rms = np.full((len(info.channel_offsets) - 1, len(rates)), np.nan)
-    of_columns = np.sqrt(np.mean(values**2, axis=0))
-    for channel, (first, last) in enumerate(pairwise(info.channel_offsets)):
-        for column in range(first, last):
-            rms[channel, rates.index(info.mfc_hz[column])] = of_columns[column]
+    channels = np.repeat(np.arange(len(rms)), np.diff(info.channel_offsets))
+    rms[channels, np.searchsorted(rates, info.mfc_hz)] = np.sqrt(np.mean(values**2, axis=0))
     levels_db = _decibels(rms)
     levels_db -= np.nanmax(levels_db)
     low_db = max(-MODULATION_RANGE_DB, float(np.floor(np.nanmin(levels_db))))

@@ -120,18 +120,14 @@ class _Clock:
 
     def spread(self, facts: Sequence[ShardFacts], amounts: Values) -> Values:
         """Spread (shard, kind) amounts over the time of each shard; return (bin, kind) amounts."""
-        edges = self.edges
         spans = np.array([(one.created_s - one.took_s, one.created_s) for one in facts])
         begins, ends = np.interp(spans, self.moments, self.places).T
-        totals = np.zeros((len(edges) - 1, amounts.shape[1]))
         # A shard that took no time gets a short time at its commit, also at the very beginning.
         least_s = 1e-6 * self.length_s
-        for begin, end, amount in zip(begins, ends, amounts, strict=True):
-            end = max(end, least_s)
-            begin = min(begin, end - least_s)
-            over = np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin)
-            share = np.maximum(over, 0.0)
-            totals += np.outer(share / (share.sum() or 1.0), amount)
+        ends = np.maximum(ends, least_s)[:, None]
+        begins = np.minimum(begins[:, None], ends - least_s)
+        over = np.diff(np.clip(self.edges, begins, ends))
+        totals: Values = (over / over.sum(axis=1, keepdims=True)).T @ amounts
         return totals
 
 
