@@ -3,8 +3,8 @@ quarantined rows."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -291,11 +291,9 @@ def read_bad_rows(layout: Layout, shard: str, path: str) -> Iterator[dict[str, A
         yield {**row, "shard": shard, "message": message}
 
 
-def quarantine(reasons: Mapping[str, int], rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def quarantine(reasons: Mapping[str, int], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the quarantine from counts by reason, most frequent first, and some rows."""
-    examples: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        examples[row["error_class"]].append(row)
+    examples = {name: [row for row in rows if row["error_class"] == name] for name in reasons}
     return {
         "rows": sum(reasons.values()),
         "bars": bars(reasons, "Reasons", "reason", kind="bad"),

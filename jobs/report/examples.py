@@ -43,7 +43,6 @@ COMPRESSION = 0.75
 LOUDEST = 0.999
 MOST_BYTES = 512 * 2**20  # Larger files are not fetched for a few seconds of sound.
 
-
 # Provenance that the page shows, in this order.
 FACTS = (
     "uri", "start_s", "end_s", "container", "codec", "rate_hz", "channels", "nbytes", "decoder",
@@ -70,8 +69,7 @@ class Player:
         self._away = ""  # Why the source does not answer; every further row would wait as long.
 
     def sound(self, item: Item, channel: int, facts: Mapping[str, Any]) -> Sound:
-        """Return the beginning of a row, given its provenance, or an empty sound with the
-        reason."""
+        """Return the beginning of a row by its provenance, or an empty sound with the reason."""
         if self._away:
             return Sound(why=self._away)
         if item.variant is not None:
@@ -112,11 +110,10 @@ class Player:
             ) as reader:
                 clips = dict(clips_of_channels(audio.channels, reader.channel_ids))
                 wanted = int(self._seconds * reader.rate_hz)
-                blocks, frames = [], 0
+                blocks = list[NDArray[np.float32]]()
                 for block in reader:
                     blocks.append(block[clips.get(channel, slice(0, 1))])
-                    frames += block.shape[1]
-                    if frames >= wanted:
+                    if sum(each.shape[1] for each in blocks) >= wanted:
                         break
                 return np.concatenate(blocks, axis=1)[:, :wanted].T, reader.rate_hz
 
@@ -141,9 +138,8 @@ def as_mp3(samples: NDArray[np.float32], rate_hz: int) -> str:
         import soxr
 
         samples = soxr.resample(samples, rate_hz, to_hz)
-    peak = float(np.abs(samples).max(initial=0.0))
-    if peak > LOUDEST:
-        samples = samples * np.float32(LOUDEST / peak)
+    peak = max(LOUDEST, float(np.abs(samples).max(initial=0.0)))
+    samples = samples * np.float32(LOUDEST / peak)
     out = io.BytesIO()
     soundfile.write(
         out,

@@ -75,7 +75,6 @@ POLICY = (
     "connect-src {connect}; base-uri 'none'; form-action 'none'"
 )
 
-
 # Script of each page, and what it may ask: a live page asks its own server for the next page.
 SCRIPTS = {"report.html": ("page.js", "'none'"), "live.html": ("live.js", "'self'")}
 

@@ -87,8 +87,7 @@ def clip_values(row: Row, streams: Mapping[str, StreamInfo]) -> Table | None:
     for name, info in streams.items():
         if info.frame_rate_hz == 0 and len(row.features[name]):
             names = info.columns or tuple(f"{name} {k}" for k in range(info.width))
-            numbers = _values(row, info)[0].tolist()
-            pairs = zip(names, numbers, strict=True)
+            pairs = zip(names, _values(row, info)[0].tolist(), strict=True)
             rows += [(_words(column), number_text(value), info.unit) for column, value in pairs]
     return Table(("value of the clip", "", "unit"), tuple(rows), (0, 2)) if rows else None
 
