@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from earmill.pipeline.audio import decoder_process
-from earmill.pipeline.audio.channels import AudioBlock, Channels
+from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.decode import AudioFacts, Blocks, Limits
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import digest_of
@@ -57,33 +57,15 @@ class DecoderPool:
     def __init__(self) -> None:
         self._idle: deque[_Child] = deque()  # its appends and pops are thread-safe
 
-    def open(
-        self,
-        stream: BinaryIO,
-        *,
-        uri: str,
-        start_s: float | None,
-        end_s: float | None,
-        channels: Channels,
-        limits: Limits,
-        margins_s: tuple[int, int] = (0, 0),
-    ) -> ChildReader:
-        """Open the blocks of a stream in a child, see `BlockReader`."""
+    def open(self, stream: BinaryIO, *, limits: Limits, **options: Any) -> ChildReader:
+        """Open the blocks of a stream in a child; for the `options` see `BlockReader`."""
         nbytes = stream.seek(0, io.SEEK_END)
         if not nbytes:
-            raise EmptyFileError(f"{uri}: expected audio, got an empty file")
+            raise EmptyFileError(f"{options['uri']}: expected audio, got an empty file")
         with doing(HASH):
             digest = digest_of(stream)
-        request = {
-            "uri": uri,
-            "start_s": start_s,
-            "end_s": end_s,
-            "margins_s": margins_s,
-            "channels": channels,
-            "limits": asdict(limits),
-            "digest": digest,
-            "cpu_s": CPU_S + nbytes / BYTES_PER_CPU_S,
-        }
+        cpu_s = CPU_S + nbytes / BYTES_PER_CPU_S
+        request = options | {"limits": asdict(limits), "digest": digest, "cpu_s": cpu_s}
         child = None
         with suppress(IndexError):
             while not (child := self._idle.pop()).is_alive():
