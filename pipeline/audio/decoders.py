@@ -396,8 +396,6 @@ OGG_ORDER = {
     7: (0, 2, 1, 5, 6, 4, 3),
     8: (0, 2, 1, 6, 7, 4, 5, 3),
 }
-MOST_PLANES = 7  # PyAV crashes at an eighth plane
-FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0}
 
 
 class AvFile(Decoder):
@@ -460,7 +458,8 @@ class AvFile(Decoder):
         least_s = self.seconds - DURATION_SLACK_S if probe.kind in TIMED else 0.0
         self.least_frames = math.floor(least_s * self.samplerate)
         self._packets = self._container.demux(track)
-        self._interleave: av.AudioResampler | None = None
+        # Makes interleaved floats of every sample format: PyAV crashes at an eighth plane.
+        self._as_float = self._av.AudioResampler("flt")
         self._rare_codec, self._has_begun = probe.codec, False
         self._pieces: list[AudioBlock] = []
         self._ready = 0
@@ -494,13 +493,8 @@ class AvFile(Decoder):
                 raise DecoderError("a damaged frame")
             if (frame.sample_rate, len(frame.layout.channels)) != (self.samplerate, self.channels):
                 raise DecoderError("rate or channels change within the file")
-            frames = [frame]
-            if frame.format.is_planar and self.channels > MOST_PLANES:
-                if self._interleave is None:
-                    self._interleave = self._av.AudioResampler(frame.format.name.removesuffix("p"))
-                frames = self._interleave.resample(frame)
-            for whole in frames:
-                samples = as_float(whole)
+            for part in self._as_float.resample(frame):
+                samples: AudioBlock = part.to_ndarray().reshape(part.samples, self.channels)
                 samples = samples if self._order is None else samples[:, self._order]
                 # Leave out the container's delay and padding.
                 skipped = min(self._to_skip, len(samples))
@@ -552,18 +546,6 @@ class JoinedFile(Decoder):
 
     def close(self) -> None:
         self._file.close()
-
-
-def as_float(frame: av.AudioFrame) -> AudioBlock:
-    """Return (frames, channels) in -1 to 1 for any sample format of a codec."""
-    samples = frame.to_ndarray()
-    name = frame.format.name
-    by_frame = samples.T if frame.format.is_planar else samples.reshape(frame.samples, -1)
-    scale = FULL_SCALE.get(name.removesuffix("p"))
-    if scale is None:  # float or double
-        return by_frame.astype(np.float32)
-    offset = 128.0 if name.startswith("u8") else 0.0
-    return ((by_frame.astype(np.float64) - offset) / scale).astype(np.float32)
 
 
 def _words(error: Exception) -> str:
