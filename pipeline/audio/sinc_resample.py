@@ -70,7 +70,7 @@ class SincFilter:
         return self.halo * self.step_in
 
     def apply(self, segments: Tensor, kernel: Resample) -> Tensor:
-        """Resample (segment, margin + segment_in + margin) to (segment, samples at the output rate)."""
+        """Resample (segment, margin + segment_in + margin) to (segment, output samples)."""
         width = (self.frames + 2 * self.halo) * self.step_in
         # rows: (segment * ROWS, row with its halos)
         rows = segments.unfold(-1, width, self.frames * self.step_in).reshape(-1, width)
