@@ -39,11 +39,11 @@ MOST_WORKERS = 200
 # Columns of the tables that hold numbers: all but the first.
 NUMBERS = frozenset(range(1, 8))
 # Parts of the CPU time by group; groups are names of colours.
-GROUPS = {
-    "read": (monitoring.FETCH, monitoring.DECODE, monitoring.RESAMPLE),
-    "model": (monitoring.MODEL,),
-    "write": (monitoring.ENCODE, monitoring.CHECK, monitoring.HASH, monitoring.COMMIT),
-    "other": (monitoring.OTHER,),
+GROUPS: dict[str, tuple[monitoring.Part, ...]] = {
+    "read": ("fetch", "decode", "resample"),
+    "model": ("model",),
+    "write": ("encode", "check", "hash", "commit"),
+    "other": ("other",),
 }
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
 

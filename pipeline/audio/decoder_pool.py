@@ -36,7 +36,7 @@ from earmill.pipeline.common.errors import (
     EmptyFileError,
     RowError,
 )
-from earmill.pipeline.common.monitoring import DECODE, HASH, count_process, doing
+from earmill.pipeline.common.monitoring import count_process, doing
 
 # Most address space of a child; Python and its libraries take 0.5 GB of it.
 MEMORY_BYTES = 3 << 30
@@ -62,7 +62,7 @@ class DecoderPool:
         nbytes = stream.seek(0, io.SEEK_END)
         if not nbytes:
             raise EmptyFileError(f"{options['uri']}: expected audio, got an empty file")
-        with doing(HASH):
+        with doing("hash"):
             digest = digest_of(stream)
         cpu_s = CPU_S + nbytes / BYTES_PER_CPU_S
         request = options | {"limits": asdict(limits), "digest": digest, "cpu_s": cpu_s}
@@ -118,7 +118,7 @@ class _Child:
 
     def count_cpu(self) -> None:
         """Count the child's CPU time since the last call, its start included, as decoding."""
-        self._cpu_s = count_process(DECODE, self._process.pid, self._cpu_s)
+        self._cpu_s = count_process("decode", self._process.pid, self._cpu_s)
 
     def ask(self, request: Mapping[str, Any], stream: BinaryIO) -> None:
         self.peer.settimeout(PATIENCE * request["cpu_s"])

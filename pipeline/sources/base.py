@@ -20,7 +20,6 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
-from earmill.pipeline.common.monitoring import SOURCE
 from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.confinement import CheckedClient, Place
@@ -35,10 +34,10 @@ UNDECODED = re.compile("[\udc80-\udcff]")
 Scalar = str | int | float | bool | None
 
 # A store that never answers is asked fewer times, as its address is probably wrong.
-LISTING_RETRIES = RetryPolicy(budget_s=75.0, what=SOURCE)
+LISTING_RETRIES = RetryPolicy(budget_s=75.0, what="source")
 SILENT_TRIES = 4
 # After this time for reading an object, the driver tries the whole shard again later.
-FETCH_RETRIES = RetryPolicy(budget_s=45.0, what=SOURCE)
+FETCH_RETRIES = RetryPolicy(budget_s=45.0, what="source")
 
 _waits: dict[int, float] = {}
 

@@ -40,7 +40,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
-from earmill.pipeline.common.monitoring import FETCH, carried
+from earmill.pipeline.common.monitoring import carried
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources import base
 from earmill.pipeline.sources.base import Fetched, Item
@@ -478,7 +478,7 @@ class _Task:
         def load_first() -> Blob | RowError:
             return load_blob(group[0], options, load, self._touch, lambda: self.abandoned)
 
-        self.future = pool.submit(carried(FETCH, load_first))
+        self.future = pool.submit(carried("fetch", load_first))
 
     def _touch(self) -> None:
         self.moved = time.monotonic()
