@@ -32,13 +32,7 @@ from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.common.untrusted import (
-    MAX_HELD_BYTES,
-    MEMBER,
-    BoundedReads,
-    loads_json,
-    tar_members,
-)
+from earmill.pipeline.common.untrusted import MAX_HELD_BYTES, MEMBER, loads_json, tar_members
 from earmill.pipeline.sources import base, fetch
 from earmill.pipeline.sources.base import Fetched, Item
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
@@ -344,7 +338,9 @@ class WebDatasetSource:
         place = Place.of(item.uri)
         fs, path = base.object_of(place.tar, options)
         if place.end:
-            with _range(fs, path, place) as stream:
+            # A remote member of up to `MEMORY_BYTES` is one request.
+            with _opened(fs, path, place.end, fetch.MEMORY_BYTES) as stream:
+                stream.seek(place.start)
                 return _audio(stream, item, place, touch)
         # The row has no audio member: its tar is read again, to say why.
         with _opened(fs, path) as stream:
@@ -370,46 +366,35 @@ def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
     return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes), True
 
 
-def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:
-    """Open a tar for reading its headers."""
+def _opened(
+    fs: Any, path: str, size: int | None = None, block_bytes: int = BLOCK_BYTES
+) -> AbstractContextManager[BinaryIO]:
+    """Open a tar of `size` bytes, or its beginning; a remote tar is read in blocks."""
     if isinstance(fs, LocalFileSystem):
         return open_regular(path)
-    found: Any = RangedFile(fs, path, int(fs.size(path)), BLOCK_BYTES)
+    size = int(fs.size(path)) if size is None else size
+    found: Any = RangedFile(fs, path, size, block_bytes)
     return closing(found)
 
 
-def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]:
-    """Return a stream at the header of the member."""
-    is_here = isinstance(fs, LocalFileSystem)
-    # A remote member of up to `MEMORY_BYTES` is one request.
-    stream: Any = (
-        open_regular(path) if is_here else RangedFile(fs, path, place.end, fetch.MEMORY_BYTES)
-    )
-    stream.seek(place.start)
-    return closing(stream)
-
-
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
-    """Return the bytes of the member that begins here."""
+    """Return the bytes of the member whose header begins here."""
+    name = ""
+
+    def pieces(content: BinaryIO) -> Iterator[bytes]:
+        while piece := content.read(COPY_BYTES):
+            yield piece
+            touch()
+
     try:
-        bounded: Any = BoundedReads(stream)
-        with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
-            member = tar.next()
-            name = "" if member is None else base.as_text(member.name.removeprefix("./"))
-            if member is None or member.size != item.size or not name.startswith(f"{place.key}."):
-                raise UnreadableError(
-                    f"{item.uri}: changed since it was planned: {name!r} is there"
-                )
-            content = _content(tar, member)
-
-            def pieces() -> Iterator[bytes]:
-                while piece := content.read(COPY_BYTES):
-                    yield piece
-                    touch()
-
-            return fetch.blob_of(pieces(), member.size)
+        for tar, member in tar_members(stream):
+            name = base.as_text(member.name.removeprefix("./"))
+            if member.size != item.size or not name.startswith(f"{place.key}."):
+                break
+            return fetch.blob_of(pieces(_content(tar, member)), member.size)
     except tarfile.TarError as error:
         raise UnreadableError(f"{item.uri}: changed since it was planned: {error}") from error
+    raise UnreadableError(f"{item.uri}: changed since it was planned: {name!r} is there")
 
 
 WEBDATASET = SourceKind(WebDatasetSection, WebDatasetSource)
