@@ -129,7 +129,7 @@ Fetched = tuple[Item, BinaryIO | errors.RowError]
 
 
 class Source(Protocol):
-    """The interface of a corpus."""
+    """The interface of a corpus. A class that derives from it need not say what it leaves out."""
 
     def items(self) -> Iterator[Item]:
         """Yield every row in a stable order; SourceError if there is none."""
@@ -139,9 +139,11 @@ class Source(Protocol):
 
         Types are known when `items` yields its first row, everything else when it has ended.
         """
+        return Columns()
 
     def skipped(self) -> Mapping[str, int]:
         """Return the counts of files that `items` left out, by kind; complete when `items` ends."""
+        return {}
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         """Yield the items in order, each with a seekable stream or its RowError. Items may be
@@ -295,17 +297,12 @@ def retry_listing(work: Callable[[], T]) -> T:
     return LISTING_RETRIES.run(work, worth_it)
 
 
-def retry_fetch(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
-    """Return the value of `work`, which reads an object; retry within the time of a shard."""
-    return FETCH_RETRIES.run(work, worth_it)
-
-
 def retry_read(
     work: Callable[[], T], worth_it: Callable[[Exception], bool] = lambda error: not is_final(error)
 ) -> T:
-    """Return the value of `retry_fetch` while the reader of rows waits."""
+    """Return the value of `work`, which reads an object while the reader of rows waits."""
     with source_wait():
-        return retry_fetch(work, worth_it)
+        return FETCH_RETRIES.run(work, worth_it)
 
 
 @contextmanager

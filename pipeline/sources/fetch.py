@@ -459,7 +459,9 @@ def load_blob(
         return load(item, options(item.uri), touch)
 
     try:
-        return base.retry_fetch(attempt, lambda error: not (is_abandoned() or base.is_final(error)))
+        return base.FETCH_RETRIES.run(
+            attempt, lambda error: not (is_abandoned() or base.is_final(error))
+        )
     # Backends raise classes of their own (botocore, aiohttp); `classify` knows them.
     except Exception as error:
         return base.row_error(item.uri, error)

@@ -28,13 +28,12 @@ from braceexpand import braceexpand
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import field_validator
 
-from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.common.untrusted import MAX_HELD_BYTES, MEMBER, loads_json, tar_members
 from earmill.pipeline.sources import base, fetch
-from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.sources.base import Fetched, Item, Source
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, RangedFile
 from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
@@ -228,7 +227,7 @@ class Place:
             raise UnreadableError(f"{uri}: expected a uri ending in #sample=...") from None
 
 
-class WebDatasetSource:
+class WebDatasetSource(Source):
     """The samples of some tars."""
 
     def __init__(self, section: WebDatasetSection) -> None:
@@ -324,9 +323,6 @@ class WebDatasetSource:
         else:
             exact = early_seconds(stream.read(min(nbytes, EARLY_BYTES)), nbytes)
         return _guessed(suffix, stream, nbytes) if exact is None else (exact, False)
-
-    def columns(self) -> Columns:
-        return Columns()
 
     def skipped(self) -> dict[str, int]:
         return most_first(self._skipped)
