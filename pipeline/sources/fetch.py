@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
@@ -234,17 +234,8 @@ class _FileStream(io.BufferedReader):
         self.failure: OSError | None = None
 
     def read(self, size: int | None = -1) -> bytes:
-        with self._watched():
-            return super().read(size)
-
-    def readinto(self, buffer: Any) -> int:
-        with self._watched():
-            return super().readinto(buffer)
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
         try:
-            yield
+            return super().read(size)
         except OSError as error:
             self.failure = error
             raise
