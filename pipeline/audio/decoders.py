@@ -461,31 +461,29 @@ class AvFile(Decoder):
         # Makes interleaved floats of every sample format: PyAV crashes at an eighth plane.
         self._as_float = self._av.AudioResampler("flt")
         self._rare_codec, self._has_begun = probe.codec, False
-        self._pieces: list[AudioBlock] = []
-        self._ready = 0
+        self._ready = self._av.AudioFifo()  # Frames that were decoded and not read.
 
     def read(self, frames: int) -> AudioBlock:
+        frames = min(frames, self._left)
         try:
-            while self._ready < frames:
+            while self._ready.samples < frames:
                 packet = next(self._packets, None)
                 if packet is None:
                     break
-                for piece in self._decoded(packet):
-                    self._pieces.append(piece)
-                    self._ready += len(piece)
-                    self._has_begun = True
+                self._decode(packet)
         except (self._av.FFmpegError, ValueError) as error:
             if self._rare_codec and not self._has_begun:
                 why = f"{self._rare_codec}, which cannot be decoded ({_words(error)})"
                 raise DecoderError(why, unsupported=True) from error
             raise DecoderError(_words(error)) from error
-        nothing = np.zeros((0, self.channels), dtype=np.float32)
-        ready: AudioBlock = np.concatenate([nothing, *self._pieces])
-        block, rest = ready[:frames], ready[frames:]
-        self._pieces, self._ready = [rest] if len(rest) else [], len(rest)
-        return block
+        part = self._ready.read(frames, partial=True) if frames else None
+        if part is None:
+            return np.zeros((0, self.channels), dtype=np.float32)
+        block: AudioBlock = part.to_ndarray().reshape(part.samples, self.channels)
+        self._left -= len(block)
+        return block if self._order is None else block[:, self._order]
 
-    def _decoded(self, packet: av.Packet[Any]) -> Iterator[AudioBlock]:
+    def _decode(self, packet: av.Packet[Any]) -> None:
         if packet.is_corrupt:
             raise DecoderError("a damaged packet")
         for frame in self._codec.decode(packet):
@@ -494,14 +492,13 @@ class AvFile(Decoder):
             if (frame.sample_rate, len(frame.layout.channels)) != (self.samplerate, self.channels):
                 raise DecoderError("rate or channels change within the file")
             for part in self._as_float.resample(frame):
-                samples: AudioBlock = part.to_ndarray().reshape(part.samples, self.channels)
-                samples = samples if self._order is None else samples[:, self._order]
-                # Leave out the container's delay and padding.
-                skipped = min(self._to_skip, len(samples))
-                self._to_skip -= skipped
-                samples = samples[skipped : skipped + self._left]
-                self._left -= len(samples)
-                yield samples
+                part.pts, self._has_begun = None, True
+                self._ready.write(part)
+        # Leave out the container's delay.
+        skipped = min(self._to_skip, self._ready.samples)
+        if skipped:
+            self._ready.read(skipped)
+            self._to_skip -= skipped
 
     def close(self) -> None:
         self._container.close()
