@@ -109,20 +109,14 @@ class ParquetTable:
         """Read some columns of a row group at once."""
         ranges = self.ranges(group, columns)
         content = b"".join(fetch.read_range(self.fs, self.path, one) for one in ranges)
-        batches = list(self.batches(group, columns, BytesIO(content), ranges, group.rows))
-        return pa.Table.from_batches(batches)
+        return pa.Table.from_batches(self.batches(group, columns, BytesIO(content), group.rows))
 
     def batches(
-        self,
-        group: Group,
-        columns: Sequence[str],
-        stream: BinaryIO,
-        ranges: Sequence[Range],
-        batch_rows: int,
+        self, group: Group, columns: Sequence[str], stream: BinaryIO, batch_rows: int
     ) -> Iterator[pa.RecordBatch]:
         """Yield some columns of a row group, a few rows at a time. The stream holds the bytes of
-        `ranges`, concatenated."""
-        source: Any = SparseFile(stream, ranges, self.size)
+        their `ranges`, concatenated."""
+        source: Any = SparseFile(stream, self.ranges(group, columns), self.size)
         file = pq.ParquetFile(
             source, metadata=self.metadata, pre_buffer=False, buffer_size=BUFFER_BYTES
         )
@@ -386,10 +380,10 @@ class ParquetRows:
     ) -> Iterator[tuple[Item, Row | RowError]]:
         """Yield the rows of one row group; after damage, all later rows are bad."""
         table, group = run[0].table, run[0].group
-        ranges, waiting, first = table.ranges(group, columns), deque(run), group.first_row
+        waiting, first = deque(run), group.first_row
         failure: Exception = EOFError("the row group ends before")
         try:
-            for batch in table.batches(group, columns, stream, ranges, ROWS_AT_ONCE):
+            for batch in table.batches(group, columns, stream, ROWS_AT_ONCE):
                 while waiting and waiting[0].row < first + batch.num_rows:
                     ask = waiting.popleft()
                     yield ask.item, self._cell(ask.item, batch, ask.row - first)
