@@ -381,3 +381,9 @@ def stat_fields(info: Mapping[str, Any]) -> dict[str, Any]:
         "size": int(size) if size is not None else None,
         "mtime": float(modified) if isinstance(modified, int | float) else None,
     }
+
+
+def stat_now(fs: Any, path: str) -> dict[str, Any]:
+    """Return `stat_fields` of an object from its store, not from the store's client."""
+    fs.invalidate_cache(path)
+    return stat_fields(fs.info(path))

@@ -106,8 +106,7 @@ def read_range(fs: Any, path: str, wanted: Range) -> bytes:
     else:
         data = fs.cat_file(path, start=wanted.start, end=wanted.end)
     if len(data) != wanted.nbytes:
-        fs.invalidate_cache(path)
-        now = fs.info(path).get("size")
+        now = base.stat_now(fs, path)["size"]
         if now is not None and now < wanted.end:
             raise UnreadableError(f"{path}: ends at byte {now:,}, before {wanted.end:,}")
         raise ConnectionError(f"{path}: got {len(data)} of {wanted.nbytes} bytes")
@@ -267,8 +266,7 @@ class RangedStream(RangedFile):
     @property
     def failure(self) -> OSError | None:
         if self._failure is None:
-            self._fs.invalidate_cache(self._path)
-            now = base.stat_fields(base.retry_read(lambda: self._fs.info(self._path)))
+            now = base.retry_read(lambda: base.stat_now(self._fs, self._path))
             if (now["size"], now["etag"]) != (self._size, self._tag):
                 text = "the object was replaced while it was read"
                 self._failure = OSError(errno.ESTALE, text)
@@ -334,8 +332,7 @@ def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None
         fs.get_file(path, name, callback=_Progress(touch, path, limit))
     if blob.nbytes != size:
         # A broken connection can look like a short object.
-        fs.invalidate_cache(path)
-        now = fs.info(path).get("size")
+        now = base.stat_now(fs, path)["size"]
         if now is not None and now != blob.nbytes:
             raise ConnectionError(f"got {blob.nbytes} of {now} bytes")
     return blob
@@ -544,17 +541,10 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
     """Return an error if the tag, or the local time of change, of a file is not the planned one."""
     fs, path = base.object_of(item.uri, options)
     is_here = isinstance(fs, LocalFileSystem)
-
-    def asked() -> Mapping[str, Any]:
-        if is_here:
-            return {"mtime": os.stat(path).st_mtime}
-        fs.invalidate_cache(path)
-        return base.stat_fields(fs.info(path))
-
-    name = "mtime" if is_here else "etag"
+    name, what = ("mtime", "time of change") if is_here else ("etag", "tag")
     planned = getattr(item, name)
     try:
-        now = base.retry_read(asked)[name]
+        now = base.retry_read(lambda: base.stat_now(fs, path))[name]
     except Exception as error:  # stores raise classes of their own
         return base.row_error(item.uri, error)
     if planned is None or now is None or planned == now:
@@ -563,7 +553,6 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
         planned, now = (
             f"{datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M:%S.%f}" for s in (planned, now)
         )
-    what = "time of change" if is_here else "tag"
     return UnreadableError(
         f"{item.uri}: changed since it was planned: expected {what} {planned}, got {now}; "
         "`earmill retry` takes its spans from the file as it is now"

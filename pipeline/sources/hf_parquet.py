@@ -367,8 +367,7 @@ class ParquetRows:
     def _load(self, ask: _Asked, columns: Sequence[str], touch: Callable[[], None]) -> Blob:
         """Return the bytes of some columns of a row group."""
         table = ask.table
-        table.fs.invalidate_cache(table.path)
-        now = base.stat_fields(table.fs.info(table.path))
+        now = base.stat_now(table.fs, table.path)
         if not table.has(now["etag"], now["mtime"]) or now["size"] not in (None, table.size):
             self._table.cache_clear()
             raise UnreadableError(f"{ask.item.uri}: {table.path} changed since it was planned")
