@@ -16,6 +16,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -43,12 +44,11 @@ class CpuSeconds:
 
     def __init__(self, whole: CpuSeconds | None = None) -> None:
         self._whole, self._lock = whole, threading.Lock()
-        self._seconds: dict[tuple[str, str], float] = {}  # Key: part, model or "".
+        self._seconds = defaultdict[tuple[str, str], float](float)  # Key: part, model or "".
 
     def add(self, part: str, seconds: float, model: str = "") -> None:
         with self._lock:
-            key = part, model
-            self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+            self._seconds[part, model] += seconds
         if self._whole is not None:
             self._whole.add(part, seconds, model)
 
@@ -257,14 +257,13 @@ class Counts:
 class ProcessCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._retries: dict[tuple[str, str], int] = {}
+        self._retries = Counter[tuple[str, str]]()
         self._samples = self._padding = 0
         self._queues: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def retried(self, what: str, error: BaseException) -> None:
-        key = (what, cause_of(error))
         with self._lock:
-            self._retries[key] = self._retries.get(key, 0) + 1
+            self._retries[what, cause_of(error)] += 1
 
     def batch(self, lengths: list[int]) -> None:
         samples = sum(lengths)

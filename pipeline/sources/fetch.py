@@ -40,6 +40,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
+from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.monitoring import carried
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources import base
@@ -561,14 +562,11 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
 
 def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
     """Yield `map(work, items)`, computed by threads; at most `threads` results wait."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="list")
     running: deque[Future[R]] = deque()
-    try:
+    with Threads(threads, "list") as pool:
         for item in items:
             running.append(pool.submit(work, item))
             if len(running) > threads:
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
-    finally:  # the first failure ends the loop
-        pool.shutdown(cancel_futures=True)

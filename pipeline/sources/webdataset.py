@@ -58,8 +58,8 @@ EARLY_BYTES = 1 << 10
 COPY_BYTES = MAX_HELD_BYTES
 PATTERN = "{*?["
 
-# Returns the duration of an audio member by suffix, stream and bytes, and True if it is estimated.
-Seconds = Callable[[str, BinaryIO, int], tuple[float, bool]]
+# Returns the duration by the header of an audio member, from its stream and bytes; None if unknown.
+Seconds = Callable[[BinaryIO, int], float | None]
 # The rows of a tar without their positions, and what was skipped.
 TarListing = tuple[list[Item], Counter[str]]
 
@@ -144,8 +144,10 @@ class Samples:
         if suffix.rpartition(".")[2] in self._extensions:
             if not sample.audio:
                 with _content(tar, member) as stream, suppress(tarfile.ReadError):
-                    found = self._seconds(suffix, stream, member.size)
-                    sample.seconds, sample.estimated = found
+                    exact = self._seconds(stream, member.size)
+                    guessed = guess_seconds(f"x.{PurePosixPath(suffix).name}", member.size)
+                    sample.seconds = guessed if exact is None else exact
+                    sample.estimated = exact is None
             sample.audio[suffix] = member
         elif suffix not in COLUMN_MEMBERS:
             self.skipped[PurePosixPath(f".{suffix}").suffix or f".{suffix}"] += 1
@@ -271,7 +273,7 @@ class WebDatasetSource(Source):
 
     def listing(self) -> Iterator[Item]:
         """Yield the rows with durations estimated from sizes."""
-        return self._listed(_guessed)
+        return self._listed(_unread)
 
     def _listed(self, seconds: Seconds) -> Iterator[Item]:
         self._skipped = Counter(self._beside)
@@ -317,12 +319,10 @@ class WebDatasetSource(Source):
             except RowError as error:
                 raise SourceError(f"source {error}") from error
 
-    def _header_seconds(self, suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
+    def _header_seconds(self, stream: BinaryIO, nbytes: int) -> float | None:
         if isinstance(self._fs, LocalFileSystem):
-            exact = header_seconds(stream, nbytes)
-        else:
-            exact = early_seconds(stream.read(min(nbytes, EARLY_BYTES)), nbytes)
-        return _guessed(suffix, stream, nbytes) if exact is None else (exact, False)
+            return header_seconds(stream, nbytes)
+        return early_seconds(stream.read(min(nbytes, EARLY_BYTES)), nbytes)
 
     def skipped(self) -> dict[str, int]:
         return most_first(self._skipped)
@@ -340,7 +340,7 @@ class WebDatasetSource(Source):
                 return _audio(stream, item, place, touch)
         # The row has no audio member: its tar is read again, to say why.
         with _opened(fs, path) as stream:
-            samples = Samples(stream, place.tar, self._section.extensions, _guessed)
+            samples = Samples(stream, place.tar, self._section.extensions, _unread)
             found = next((sample for sample in samples if sample.key == place.key), None)
         problem = "changed since it was planned"
         if found is not None and found.chosen(self._section.audio) is None:
@@ -358,8 +358,8 @@ class WebDatasetSource(Source):
         }
 
 
-def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
-    return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes), True
+def _unread(stream: BinaryIO, nbytes: int) -> None:
+    """Leave a header unread."""
 
 
 def _opened(
