@@ -17,7 +17,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,7 +180,7 @@ class Extraction:
         pool: Executor,
         spill_folder: str | None,
         ahead_bytes: int,
-        listeners: Mapping[int, ModelOfRow] = MappingProxyType({}),
+        listeners: Mapping[int, ModelOfRow],
     ) -> None:
         self._extractors, self._listeners = tuple(extractors), listeners
         self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
