@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ import soundfile
 
 from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.containers import Probe, lossless, mpeg, ogg
-from earmill.pipeline.audio.containers.base import open_window
+from earmill.pipeline.audio.containers.base import BareSamples, open_window
 from earmill.pipeline.common.text import one_line
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decod
     def part() -> DecoderInput:
         return source.window(probe.start, probe.stop, probe.prefix)
 
+    if probe.samples is not None:
+        return PlainSamples(source, probe, probe.samples)
     if whole and probe.kind == "flac" and (flac := whole_flac(part())) is not None:
         return flac
     if probe.kind in FFMPEG or probe.by_ffmpeg:
@@ -252,19 +255,16 @@ class _ForwardFile(soundfile.SoundFile):
 
 
 class SndFile(Decoder):
-    """A file that libsndfile reads; samples whose form is known are read without their header."""
+    """A file that libsndfile reads."""
 
     name = "libsndfile"
     version: str = soundfile.__libsndfile_version__.removeprefix("libsndfile-")
 
     def __init__(self, source: DecoderInput, probe: Probe) -> None:
-        self._source, form = source, dict[str, Any]()
-        if (bare := probe.samples) is not None:
-            form = {"samplerate": bare.rate_hz, "channels": bare.channels, "format": "RAW"}
-            form |= {"subtype": bare.subtype, "endian": bare.order.upper()}
+        self._source = source
         with _sndfile_errors():
-            self._file = _ForwardFile(source, **form)
-        if not form and self._file.format not in CONTAINERS:
+            self._file = _ForwardFile(source)
+        if self._file.format not in CONTAINERS:
             self._file.close()
             raise DecoderError(f"a {self._file.format} container", not_audio=True)
         self.format = probe.container or str(self._file.format)
@@ -293,6 +293,70 @@ class SndFile(Decoder):
 
     def close(self) -> None:
         self._file.close()
+
+
+class PlainSamples(Decoder):
+    """Samples whose form is known; libsndfile converts them, and does not read their header."""
+
+    name, version = SndFile.name, SndFile.version
+    exact_seek = True
+
+    def __init__(self, source: DecoderInput, probe: Probe, samples: BareSamples) -> None:
+        self._source, self._start, self._samples = source, probe.start, samples
+        self.format, self.subtype = str(probe.container), samples.subtype
+        self.samplerate, self.channels = samples.rate_hz, samples.channels
+        stop = source.seek(0, io.SEEK_END) if probe.stop is None else probe.stop
+        self.frames = (stop - probe.start) // samples.frame_bytes
+        source.opened()
+        self.seek(0)
+
+    def seek(self, frame: int) -> int:
+        self._left, at = self.frames - frame, self._start + frame * self._samples.frame_bytes
+        if self._source.seek(at) != at:
+            raise DecoderError(f"expected samples at byte {at:,}, got a failure to go there")
+        return frame
+
+    def read(self, frames: int) -> AudioBlock:
+        nbytes = min(frames, self._left) * self._samples.frame_bytes
+        encoded = self._source.read(nbytes)
+        while len(encoded) < nbytes and (more := self._source.read(nbytes - len(encoded))):
+            encoded += more  # some streams give less than they have
+        with _sndfile_errors():
+            block = _converter(self._samples, threading.get_ident()).converted(encoded)
+        self._left -= len(block)
+        return block
+
+
+class _Converter:
+    """An endless file of samples without a header, which libsndfile reads as they are set."""
+
+    def __init__(self, samples: BareSamples) -> None:
+        self._encoded, self._frame_bytes = memoryview(b""), samples.frame_bytes
+        form = (samples.rate_hz, samples.channels, samples.subtype, samples.order.upper())
+        self._file = _ForwardFile(self, "r", *form, format="RAW")
+
+    def converted(self, encoded: bytes) -> AudioBlock:
+        self._encoded = memoryview(encoded)
+        frames = len(encoded) // self._frame_bytes
+        block = np.empty((frames, self._file.channels), np.float32)
+        return block[: self._file.buffer_read_into(block, "float32")]
+
+    def readinto(self, buffer: Any) -> int:
+        part, self._encoded = self._encoded[: len(buffer)], self._encoded[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.tell()
+
+    def tell(self) -> int:
+        return UNKNOWN_FRAMES
+
+
+@lru_cache(maxsize=256)
+def _converter(samples: BareSamples, thread: int) -> _Converter:
+    """Return a thread's converter; opening one costs as much as converting 10 000 samples."""
+    return _Converter(samples)
 
 
 @contextmanager

@@ -45,10 +45,6 @@ def header_seconds(source: str | BinaryIO, nbytes: int, *, behind: bool = True) 
         found = probe(source, nbytes, header_only=True, behind=behind)
         if found.damage is not None:
             return None
-        if (bare := found.samples) is not None:
-            stop = nbytes if found.stop is None else found.stop
-            seconds = (stop - found.start) // bare.frame_bytes / bare.rate_hz
-            return seconds if 0 < seconds * LEAST_BYTES_PER_SECOND <= nbytes else None
         parts = decoders.DecoderInput(source)
         if found.kind in decoders.GUESSED:
             # libsndfile gives the duration of the header. It may decode at another rate.
