@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from multiprocessing import Pipe, reduction
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -81,7 +81,7 @@ class _Child:
 
     def __init__(self) -> None:
         self._cpu_s = 0.0
-        self.peer, theirs = Pipe()
+        self.peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         paths = os.pathsep.join(path for path in sys.path if path)
         kept = {name: value for name, value in os.environ.items() if name in KEPT_VARIABLES}
         # Each thread of OpenBLAS reserves address space.
@@ -97,8 +97,9 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the worker
             )
+        self.peer.settimeout(START_S)
         try:
-            decoder_process.receive(self.peer, START_S)
+            decoder_process.receive(self.peer)
         except (decoder_process.MessageError, TimeoutError) as error:
             code = self.end()
             raise ChildProcessError(
@@ -114,8 +115,9 @@ class _Child:
         self._cpu_s = count_process("decode", self._process.pid, self._cpu_s)
 
     def ask(self, request: Mapping[str, Any], stream: BinaryIO) -> None:
+        self.peer.settimeout(PATIENCE * request["cpu_s"])
         with _as_file(stream) as file, suppress(ConnectionError):
-            reduction.send_handle(self.peer, file.fileno(), self._process.pid)
+            socket.send_fds(self.peer, [b"f"], [file.fileno()])
             decoder_process.send(self.peer, dict(request))
 
     def end(self) -> int:
@@ -169,20 +171,19 @@ class ChildReader(Blocks):
             rows = len(self.channel_ids)
             if message.get("rows") != rows or len(payload) % (4 * rows) or not payload:
                 raise self._invalid("a block of another shape")
-            yield np.frombuffer(payload, "<f4").reshape(rows, -1).astype(np.float32)
+            yield np.frombuffer(payload, "<f4").reshape(rows, -1).astype(np.float32, copy=False)
 
     def _give_back(self) -> None:
         if self._child is not None:
             self._children.give_back(self._child)
             self._child = None
 
-    def _answer(self) -> tuple[dict[str, Any], bytes]:
+    def _answer(self) -> tuple[dict[str, Any], bytearray]:
         """Return the child's next message; raise an error that it reports."""
         if self._child is None:
             raise ValueError("the reader is closed")
         try:
-            patience_s = PATIENCE * self._request["cpu_s"]
-            message, payload = decoder_process.receive(self._child.peer, patience_s)
+            message, payload = decoder_process.receive(self._child.peer)
         except decoder_process.MessageError as error:
             raise self._died() from error
         except TimeoutError:

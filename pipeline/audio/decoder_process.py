@@ -4,10 +4,10 @@ The command `python -P -m earmill.pipeline.audio.decoder_process SOCKET MEMORY_B
 requests until the worker (`decoder_pool`) is gone. The process has no credentials in its
 environment and can write no file. Memory and CPU time of a block are limited.
 
-    message = JSON, payload; each of them bytes with their length in front (`Connection`)
+    frame = length of JSON, length of payload (two little-endian uint32), JSON, payload
 
 Nothing is unpickled: a child that its input has taken over can send only numbers and text within
-bounds. An open file goes ahead of each request.
+bounds. A request has an open file beside its JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
+import struct
 import sys
-from contextlib import suppress
 from dataclasses import asdict
-from multiprocessing import reduction
-from multiprocessing.connection import Connection
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -27,6 +26,7 @@ import numpy as np
 from earmill.pipeline.audio.decode import BlockReader, Limits
 from earmill.pipeline.common.errors import RowError
 
+LENGTHS = struct.Struct("<II")
 MOST_JSON_BYTES = 1 << 16
 MOST_PAYLOAD_BYTES = (1 << 16) * 1024 * 4  # A block of as many channels as libsndfile takes.
 
@@ -35,30 +35,48 @@ class MessageError(Exception):
     """The other side is gone, or sent an invalid message."""
 
 
-def send(peer: Connection[Any, Any], message: dict[str, Any], payload: Any = b"") -> None:
-    peer.send_bytes(json.dumps(message).encode())
-    peer.send_bytes(payload)
+def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> None:
+    text = json.dumps(message).encode()
+    view = memoryview(payload).cast("B")
+    peer.sendall(LENGTHS.pack(len(text), len(view)) + text)
+    if len(view):
+        peer.sendall(view)
 
 
-def receive(
-    peer: Connection[Any, Any], timeout_s: float | None = None
-) -> tuple[dict[str, Any], bytes]:
-    """Return the next message and its payload; TimeoutError if none begins within `timeout_s`."""
-    if not peer.poll(timeout_s):
-        raise TimeoutError("timed out")
+def receive(peer: socket.socket) -> tuple[dict[str, Any], bytearray]:
+    """Return the next frame; TimeoutError if nothing came within the socket's timeout."""
+    text_bytes, payload_bytes = LENGTHS.unpack(_exactly(peer, LENGTHS.size))
+    if text_bytes > MOST_JSON_BYTES or payload_bytes > MOST_PAYLOAD_BYTES:
+        raise MessageError(f"a frame of {text_bytes} and {payload_bytes} bytes")
     try:
-        message = json.loads(peer.recv_bytes(MOST_JSON_BYTES))
-        payload = peer.recv_bytes(MOST_PAYLOAD_BYTES)
-    except (EOFError, OSError, ValueError) as error:
-        raise MessageError("gone, or a message that is too long or no JSON") from error
+        message = json.loads(_exactly(peer, text_bytes))
+    except ValueError as error:
+        raise MessageError("a frame that is no JSON") from error
     if not isinstance(message, dict):
-        raise MessageError("a message that is no object")
-    return message, payload
+        raise MessageError("a frame that is no object")
+    return message, _exactly(peer, payload_bytes)
 
 
-def serve(peer: Connection[Any, Any]) -> None:
+def _exactly(peer: socket.socket, nbytes: int) -> bytearray:
+    whole = bytearray(nbytes)
+    view = memoryview(whole)
+    while len(view):
+        try:
+            count = peer.recv_into(view)
+        except ConnectionError as error:
+            raise MessageError("gone") from error
+        if not count:
+            raise MessageError("gone")
+        view = view[count:]
+    return whole
+
+
+def serve(peer: socket.socket) -> None:
     while True:
-        with os.fdopen(reduction.recv_handle(peer), "rb") as file:
+        sent, handles, _, _ = socket.recv_fds(peer, 1, 1)
+        if not sent:
+            return
+        with os.fdopen(handles[0], "rb") as file:
             request, _ = receive(peer)
             try:
                 _decode(peer, request, file)
@@ -71,7 +89,7 @@ def serve(peer: Connection[Any, Any]) -> None:
                 send(peer, {"error": "memory"})
 
 
-def _decode(peer: Connection[Any, Any], request: dict[str, Any], stream: BinaryIO) -> None:
+def _decode(peer: socket.socket, request: dict[str, Any], stream: BinaryIO) -> None:
     cpu_s, limits = request.pop("cpu_s"), Limits(**request.pop("limits"))
     _allow_cpu(cpu_s)
     with BlockReader(stream, limits=limits, **request) as reader:
@@ -94,11 +112,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(limit, (0, 0))
-    peer: Connection[Any, Any] = Connection(handle)
-    # The worker is gone, or has closed this file.
-    with suppress(MessageError, EOFError, BrokenPipeError, ConnectionResetError):
-        send(peer, {"ready": os.getpid()})
-        serve(peer)
+    with socket.socket(fileno=handle) as peer:
+        try:
+            send(peer, {"ready": os.getpid()})
+            serve(peer)
+        except (MessageError, BrokenPipeError, ConnectionResetError):
+            return  # the worker is gone, or has closed this file
 
 
 if __name__ == "__main__":
