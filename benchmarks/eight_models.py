@@ -17,7 +17,6 @@ import soundfile
 from benchmarks.job import run_job
 from benchmarks.report import table, write_section
 from earmill.jobs.demo_audio import RMS, speech
-from earmill.pipeline.common.monitoring import MODEL
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.test_eight_models import MODELS
@@ -61,7 +60,7 @@ def main() -> None:
     for part, seconds in spent.items():
         if part != "idle":
             rows.append(row(part, seconds))
-        if part == MODEL:
+        if part == "model":
             rows += [row(f"model: {name}", s) for name, s in by_model.most_common()]
     rows.append(row("all but idle", whole))
     note = (

@@ -37,11 +37,11 @@ MOST_BINS = 60
 WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
 MOST_WORKERS = 200
 # Parts of the CPU time by group; groups are names of colours.
-GROUPS = {
-    "read": (monitoring.FETCH, monitoring.DECODE, monitoring.RESAMPLE),
-    "model": (monitoring.MODEL,),
-    "write": (monitoring.ENCODE, monitoring.CHECK, monitoring.HASH, monitoring.COMMIT),
-    "other": (monitoring.OTHER,),
+GROUPS: dict[str, tuple[monitoring.Part, ...]] = {
+    "read": ("fetch", "decode", "resample"),
+    "model": ("model",),
+    "write": ("encode", "check", "hash", "commit"),
+    "other": ("other",),
 }
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
 

@@ -24,7 +24,7 @@ from earmill.pipeline.audio.time_span import END_SLACK_S, ends_before, frame_spa
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import RowError
-from earmill.pipeline.common.monitoring import HASH, doing
+from earmill.pipeline.common.monitoring import doing
 
 # 1.5 s at 44.1 kHz: long enough that the cost of Python is small, short enough to stream.
 BLOCK_FRAMES = 1 << 16
@@ -127,7 +127,7 @@ class BlockReader(Blocks):
             except OSError as error:
                 raise errors.UnreadableError(f"read failed: {error}") from error
             # A failure here is the disk's, not the file's: it stays an OSError.
-            with doing(HASH):
+            with doing("hash"):
                 self._bytes_sha256 = digest_of(stream) if digest is None else digest
             self._input = DecoderInput(stream)
             try:
@@ -243,7 +243,7 @@ class BlockReader(Blocks):
                 inside = block[
                     max(0, self._start - self._position) : max(0, self._stop - self._position)
                 ]
-                with doing(HASH):
+                with doing("hash"):
                     self._pcm_sha256.update(np.ascontiguousarray(inside, dtype="<f4").data)
                 self._position += len(block)
                 self._frames += len(inside)

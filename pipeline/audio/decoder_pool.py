@@ -26,17 +26,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from earmill.pipeline.audio import decoder_process
-from earmill.pipeline.audio.channels import AudioBlock, Channels
+from earmill.pipeline.audio.channels import AudioBlock
 from earmill.pipeline.audio.decode import AudioFacts, Blocks, Limits
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import digest_of
-from earmill.pipeline.common.errors import (
-    DecoderCrashError,
-    DecoderLimitError,
-    EmptyFileError,
-    RowError,
-)
-from earmill.pipeline.common.monitoring import DECODE, HASH, count_process, doing
+from earmill.pipeline.common.monitoring import count_process, doing
 
 # Most address space of a child; Python and its libraries take 0.5 GB of it.
 MEMORY_BYTES = 3 << 30
@@ -57,33 +51,15 @@ class DecoderPool:
     def __init__(self) -> None:
         self._idle: deque[_Child] = deque()  # its appends and pops are thread-safe
 
-    def open(
-        self,
-        stream: BinaryIO,
-        *,
-        uri: str,
-        start_s: float | None,
-        end_s: float | None,
-        channels: Channels,
-        limits: Limits,
-        margins_s: tuple[int, int] = (0, 0),
-    ) -> ChildReader:
-        """Open the blocks of a stream in a child, see `BlockReader`."""
+    def open(self, stream: BinaryIO, *, limits: Limits, **options: Any) -> ChildReader:
+        """Open the blocks of a stream in a child; for the `options` see `BlockReader`."""
         nbytes = stream.seek(0, io.SEEK_END)
         if not nbytes:
-            raise EmptyFileError(f"{uri}: expected audio, got an empty file")
-        with doing(HASH):
+            raise errors.EmptyFileError(f"{options['uri']}: expected audio, got an empty file")
+        with doing("hash"):
             digest = digest_of(stream)
-        request = {
-            "uri": uri,
-            "start_s": start_s,
-            "end_s": end_s,
-            "margins_s": margins_s,
-            "channels": channels,
-            "limits": asdict(limits),
-            "digest": digest,
-            "cpu_s": CPU_S + nbytes / BYTES_PER_CPU_S,
-        }
+        cpu_s = CPU_S + nbytes / BYTES_PER_CPU_S
+        request = options | {"limits": asdict(limits), "digest": digest, "cpu_s": cpu_s}
         child = None
         with suppress(IndexError):
             while not (child := self._idle.pop()).is_alive():
@@ -136,7 +112,7 @@ class _Child:
 
     def count_cpu(self) -> None:
         """Count the child's CPU time since the last call, its start included, as decoding."""
-        self._cpu_s = count_process(DECODE, self._process.pid, self._cpu_s)
+        self._cpu_s = count_process("decode", self._process.pid, self._cpu_s)
 
     def ask(self, request: Mapping[str, Any], stream: BinaryIO) -> None:
         self.peer.settimeout(PATIENCE * request["cpu_s"])
@@ -218,28 +194,28 @@ class ChildReader(Blocks):
             raise self._failed(message)
         return message, payload
 
-    def _failed(self, message: Mapping[str, Any]) -> RowError:
+    def _failed(self, message: Mapping[str, Any]) -> errors.RowError:
         if message["error"] == "memory":
             self.close()
-            return DecoderLimitError(
+            return errors.DecoderLimitError(
                 f"{self._request['uri']}: the decoder took more than {MEMORY_BYTES >> 30} GiB of "
                 "memory for one file"
             )
         kind = getattr(errors, str(message["error"]), None)
-        if not (isinstance(kind, type) and issubclass(kind, RowError)):
+        if not (isinstance(kind, type) and issubclass(kind, errors.RowError)):
             return self._invalid("an invalid error")
         number = message.get("errno")
         if isinstance(number, int) and hasattr(self._stream, "failure"):
             self._stream.failure = OSError(number, os.strerror(number))
         self._give_back()
-        reported: RowError = kind(str(message.get("message")))
+        reported: errors.RowError = kind(str(message.get("message")))
         return reported
 
     def _died(self) -> Exception:
         child, self._child = self._child, None
         code, uri = 0 if child is None else child.end(), self._request["uri"]
         if code == -signal.SIGXCPU:
-            return DecoderLimitError(
+            return errors.DecoderLimitError(
                 f"{uri}: the decoder took more than {math.ceil(self._request['cpu_s'])} s of CPU "
                 "time for one block"
             )
@@ -247,11 +223,12 @@ class ChildReader(Blocks):
         if -code in FROM_OUTSIDE:
             # The host is out of memory, or somebody ended the job, so it is not the row's fault.
             return ChildProcessError(f"{uri}: the decoder was killed ({name})")
-        return DecoderCrashError(f"{uri}: the decoder crashed ({name})")
+        return errors.DecoderCrashError(f"{uri}: the decoder crashed ({name})")
 
-    def _invalid(self, what: str) -> DecoderCrashError:
+    def _invalid(self, what: str) -> errors.DecoderCrashError:
         self.close()
-        return DecoderCrashError(f"{self._request['uri']}: the decoder was broken: it sent {what}")
+        uri = self._request["uri"]
+        return errors.DecoderCrashError(f"{uri}: the decoder was broken: it sent {what}")
 
 
 def _as_file(stream: BinaryIO) -> Any:

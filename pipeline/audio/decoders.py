@@ -396,8 +396,6 @@ OGG_ORDER = {
     7: (0, 2, 1, 5, 6, 4, 3),
     8: (0, 2, 1, 6, 7, 4, 5, 3),
 }
-MOST_PLANES = 7  # PyAV crashes at an eighth plane
-FULL_SCALE = {"u8": 128.0, "s16": 32768.0, "s32": 2147483648.0}
 
 
 class AvFile(Decoder):
@@ -460,33 +458,32 @@ class AvFile(Decoder):
         least_s = self.seconds - DURATION_SLACK_S if probe.kind in TIMED else 0.0
         self.least_frames = math.floor(least_s * self.samplerate)
         self._packets = self._container.demux(track)
-        self._interleave: av.AudioResampler | None = None
+        # Makes interleaved floats of every sample format: PyAV crashes at an eighth plane.
+        self._as_float = self._av.AudioResampler("flt")
         self._rare_codec, self._has_begun = probe.codec, False
-        self._pieces: list[AudioBlock] = []
-        self._ready = 0
+        self._ready = self._av.AudioFifo()  # Frames that were decoded and not read.
 
     def read(self, frames: int) -> AudioBlock:
+        frames = min(frames, self._left)
         try:
-            while self._ready < frames:
+            while self._ready.samples < frames:
                 packet = next(self._packets, None)
                 if packet is None:
                     break
-                for piece in self._decoded(packet):
-                    self._pieces.append(piece)
-                    self._ready += len(piece)
-                    self._has_begun = True
+                self._decode(packet)
         except (self._av.FFmpegError, ValueError) as error:
             if self._rare_codec and not self._has_begun:
                 why = f"{self._rare_codec}, which cannot be decoded ({_words(error)})"
                 raise DecoderError(why, unsupported=True) from error
             raise DecoderError(_words(error)) from error
-        nothing = np.zeros((0, self.channels), dtype=np.float32)
-        ready: AudioBlock = np.concatenate([nothing, *self._pieces])
-        block, rest = ready[:frames], ready[frames:]
-        self._pieces, self._ready = [rest] if len(rest) else [], len(rest)
-        return block
+        part = self._ready.read(frames, partial=True) if frames else None
+        if part is None:
+            return np.zeros((0, self.channels), dtype=np.float32)
+        block: AudioBlock = part.to_ndarray().reshape(part.samples, self.channels)
+        self._left -= len(block)
+        return block if self._order is None else block[:, self._order]
 
-    def _decoded(self, packet: av.Packet[Any]) -> Iterator[AudioBlock]:
+    def _decode(self, packet: av.Packet[Any]) -> None:
         if packet.is_corrupt:
             raise DecoderError("a damaged packet")
         for frame in self._codec.decode(packet):
@@ -494,20 +491,14 @@ class AvFile(Decoder):
                 raise DecoderError("a damaged frame")
             if (frame.sample_rate, len(frame.layout.channels)) != (self.samplerate, self.channels):
                 raise DecoderError("rate or channels change within the file")
-            frames = [frame]
-            if frame.format.is_planar and self.channels > MOST_PLANES:
-                if self._interleave is None:
-                    self._interleave = self._av.AudioResampler(frame.format.name.removesuffix("p"))
-                frames = self._interleave.resample(frame)
-            for whole in frames:
-                samples = as_float(whole)
-                samples = samples if self._order is None else samples[:, self._order]
-                # Leave out the container's delay and padding.
-                skipped = min(self._to_skip, len(samples))
-                self._to_skip -= skipped
-                samples = samples[skipped : skipped + self._left]
-                self._left -= len(samples)
-                yield samples
+            for part in self._as_float.resample(frame):
+                part.pts, self._has_begun = None, True
+                self._ready.write(part)
+        # Leave out the container's delay.
+        skipped = min(self._to_skip, self._ready.samples)
+        if skipped:
+            self._ready.read(skipped)
+            self._to_skip -= skipped
 
     def close(self) -> None:
         self._container.close()
@@ -552,18 +543,6 @@ class JoinedFile(Decoder):
 
     def close(self) -> None:
         self._file.close()
-
-
-def as_float(frame: av.AudioFrame) -> AudioBlock:
-    """Return (frames, channels) in -1 to 1 for any sample format of a codec."""
-    samples = frame.to_ndarray()
-    name = frame.format.name
-    by_frame = samples.T if frame.format.is_planar else samples.reshape(frame.samples, -1)
-    scale = FULL_SCALE.get(name.removesuffix("p"))
-    if scale is None:  # float or double
-        return by_frame.astype(np.float32)
-    offset = 128.0 if name.startswith("u8") else 0.0
-    return ((by_frame.astype(np.float64) - offset) / scale).astype(np.float32)
 
 
 def _words(error: Exception) -> str:

@@ -13,16 +13,13 @@ is part of the provenance. Samples with equal rates are not changed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import soxr
 
 from earmill.pipeline.audio.time_span import resampled_length
-
-if TYPE_CHECKING:
-    from earmill.pipeline.audio.sinc_resample import SincStream
 
 Waveform = npt.NDArray[np.float32]
 
@@ -72,18 +69,18 @@ class ResampleStream:
         self._rates = float(from_hz), float(to_hz)
         self._taken = self._given = 0
         self._finished = False
-        self._soxr: soxr.ResampleStream | None = None
-        self._sinc: SincStream | None = None
+        # Converts the next samples, with `last` to the end; None for equal rates.
+        self._convert: Callable[..., Waveform] | None = None
         if from_hz == to_hz:
             return
         if quality == ON_DEVICES:
             from earmill.pipeline.audio.sinc_resample import SincStream  # imports torch
 
-            self._sinc = SincStream(*self._rates)
+            self._convert = SincStream(*self._rates).push
         else:
-            self._soxr = soxr.ResampleStream(
+            self._convert = soxr.ResampleStream(
                 *self._rates, 1, dtype="float32", quality=QUALITIES[quality]
-            )
+            ).resample_chunk
 
     def push(self, x: Waveform) -> Waveform:
         if self._finished:
@@ -97,14 +94,13 @@ class ResampleStream:
         return self._advance(np.zeros(0, np.float32), last=True)
 
     def _advance(self, x: Waveform, *, last: bool) -> Waveform:
-        if self._sinc is not None:
-            return self._sinc.push(x, last=last)
-        if self._soxr is None:
+        if self._convert is None:
             return x
         self._taken += len(x)
-        y: Waveform = self._soxr.resample_chunk(x, last=last)
+        y = self._convert(x, last=last)
         if last:
-            # soxr rounds an exact half up or down, by its float error; the formula decides here.
+            # soxr rounds an exact half up or down, by its float error, and the other resampler
+            # fills its last segment; the formula decides here.
             y = y[: resampled_length(self._taken, *self._rates) - self._given]
         self._given += len(y)
         return y

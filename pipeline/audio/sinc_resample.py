@@ -52,8 +52,6 @@ SEGMENTS_A_CALL = {"cuda": 8}
 class SincFilter:
     """The filter of one pair of rates."""
 
-    from_hz: float
-    to_hz: float
     # Samples of a frame at the input rate, and at the output rate.
     step_in: int
     step_out: int
@@ -72,7 +70,7 @@ class SincFilter:
         return self.halo * self.step_in
 
     def apply(self, segments: Tensor, kernel: Resample) -> Tensor:
-        """Resample (segment, margin + segment_in + margin) to (segment, samples at `to_hz`)."""
+        """Resample (segment, margin + segment_in + margin) to (segment, output samples)."""
         width = (self.frames + 2 * self.halo) * self.step_in
         # rows: (segment * ROWS, row with its halos)
         rows = segments.unfold(-1, width, self.frames * self.step_in).reshape(-1, width)
@@ -104,34 +102,28 @@ def sinc_filter(from_hz: float, to_hz: float) -> SincFilter:
     )
     halo = -(-int(kernel.width) // step_in)
     frames = max(1, SEGMENT_SAMPLES // ROWS // max(step_in, step_out))
-    return SincFilter(from_hz, to_hz, step_in, step_out, halo, frames, kernel)
+    return SincFilter(step_in, step_out, halo, frames, kernel)
 
 
 class SincStream:
-    """One clip that is resampled in chunks of any length."""
+    """One clip that is resampled in chunks of any length. Its last segment is longer than the clip,
+    see `ResampleStream`."""
 
     def __init__(self, from_hz: float, to_hz: float) -> None:
         self._filter = sinc_filter(from_hz, to_hz)
         # Start of the next segment, with its margin.
         self._held = np.zeros(self._filter.margin, np.float32)
-        self._taken = self._given = 0
 
-    def push(self, x: Waveform, *, last: bool = False) -> Waveform:
+    def push(self, x: Waveform, *, last: bool) -> Waveform:
         sinc, outputs = self._filter, [np.zeros(0, np.float32)]
-        self._taken += len(x)
         self._held = np.concatenate([self._held, x])
         width = sinc.segment_in + 2 * sinc.margin
-        wanted = resampled_length(self._taken, sinc.from_hz, sinc.to_hz)
-        while len(self._held) >= width or (last and self._given < wanted):
+        while len(self._held) >= width or (last and len(self._held) > sinc.margin):
             segment = np.zeros((1, width), np.float32)
             have = self._held[:width]
             segment[0, : len(have)] = have
-            out = sinc.apply(torch.from_numpy(segment), sinc.kernel)[0].numpy()
-            if last:
-                out = out[: wanted - self._given]
+            outputs.append(sinc.apply(torch.from_numpy(segment), sinc.kernel)[0].numpy())
             self._held = self._held[sinc.segment_in :]
-            self._given += len(out)
-            outputs.append(out)
         return np.concatenate(outputs)
 
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +46,7 @@ class Recording:
         cls, opened: Callable[..., Blocks], stream: BinaryIO, uri: str, channels: Channels
     ) -> Recording:
         """Decode up to `RECORDING_S`; RowError if the bytes are no audio, or silent."""
-        span: dict[str, Any] = {"start_s": None, "end_s": None, "limits": Limits()}
-        with stream, opened(stream, uri=uri, channels=channels, **span) as reader:
+        with stream, opened(stream, uri=uri, channels=channels, limits=Limits()) as reader:
             blocks, frames, most = [], 0, int(RECORDING_S * reader.rate_hz)
             for block in reader:
                 blocks.append(block)

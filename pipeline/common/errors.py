@@ -26,6 +26,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from functools import partial
+from typing import Any, NamedTuple
 
 from earmill.pipeline.common.redact import redact_text
 from earmill.pipeline.common.text import named_line
@@ -73,7 +74,7 @@ OUTAGE_CLASSES = frozenset(
 def classify(error: BaseException) -> ErrorKind:
     # The answer of the store is more exact than the class that a wrapper gave it.
     for each in chain(error):
-        code, status = _code(each), _status(each)
+        code, status, _ = _answer(each)
         if code in OUTAGE_CODES:
             return ErrorKind.OUTAGE
         if status is not None:
@@ -89,16 +90,17 @@ def classify(error: BaseException) -> ErrorKind:
 
 
 def http_status(error: BaseException) -> int | None:
-    return next((status for e in chain(error) if (status := _status(e)) is not None), None)
+    return next((status for e in chain(error) if (status := _answer(e).status) is not None), None)
 
 
 def store_code(error: BaseException) -> str | None:
-    return next((code for e in chain(error) if (code := _code(e)) is not None), None)
+    return next((code for e in chain(error) if (code := _answer(e).code) is not None), None)
 
 
 def retry_after_s(error: BaseException) -> float:
     """Return the seconds of a store's header Retry-After (`120` or a date); 0 without it."""
-    header = next((h for e in chain(error) if (h := _header(e, "retry-after")) is not None), "")
+    headers = (_answer(e).headers.get("retry-after") for e in chain(error))
+    header = str(next((value for value in headers if value is not None), ""))
     try:
         if header.strip().isdigit():
             return float(header)
@@ -125,42 +127,35 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _code(error: BaseException) -> str | None:
-    """Return a store's own error code, as botocore and Azure's client keep it."""
+class _Answer(NamedTuple):
+    code: str | None  # The store's own error code.
+    status: int | None
+    headers: Mapping[str, Any]
+
+
+def _answer(error: BaseException) -> _Answer:
+    """Return a store's answer that a client keeps in its exception; without one, all is empty."""
     response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        code = response.get("Error", {}).get("Code")
-    else:
+    if isinstance(response, dict):  # botocore
+        about = response.get("ResponseMetadata", {})
+        code, headers = response.get("Error", {}).get("Code"), about.get("HTTPHeaders")
+        value = about.get("HTTPStatusCode")
+    else:  # requests and httpx have a response; aiohttp, gcsfs and Azure's client have attributes
         code = getattr(error, "error_code", None)
         code = getattr(code, "value", code)
-    return None if code is None else str(code)
-
-
-def _header(error: BaseException, name: str) -> str | None:
-    """Return a header; botocore: a dictionary; aiohttp: `headers`; others: in the response."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
-    else:
         headers = getattr(response, "headers", None) or getattr(error, "headers", None)
-    value = headers.get(name) if isinstance(headers, Mapping) else None
-    return None if value is None else str(value)
-
-
-def _status(error: BaseException) -> int | None:
-    """Return a status; botocore: a dictionary; requests, httpx: an object; others: attributes."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    else:
         value = getattr(response, "status_code", None)
-        for name in ("status", "code"):  # aiohttp, gcsfs
+        for name in ("status", "code"):
             value = getattr(error, name, None) if value is None else value
     try:
         status = int(value) if isinstance(value, int | str) else 0
     except ValueError:
-        return None
-    return status if 100 <= status < 600 else None
+        status = 0
+    return _Answer(
+        None if code is None else str(code),
+        status if 100 <= status < 600 else None,
+        headers if isinstance(headers, Mapping) else {},
+    )
 
 
 def _by_class(error: BaseException) -> ErrorKind:

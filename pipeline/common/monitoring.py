@@ -16,10 +16,11 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
 
@@ -28,14 +29,13 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 # Parts of a worker's time, in the order in which a clip goes through them.
-FETCH, DECODE, RESAMPLE, MODEL = "fetch", "decode", "resample", "model"
-ENCODE, CHECK, HASH, COMMIT, OTHER = "encode", "check", "hash", "commit", "other"
-PARTS = (FETCH, DECODE, RESAMPLE, MODEL, ENCODE, CHECK, HASH, COMMIT, OTHER)
+Part = Literal["fetch", "decode", "resample", "model", "encode", "check", "hash", "commit", "other"]
+PARTS: tuple[Part, ...] = get_args(Part)
 # Parts of a job beside its workers: its own process, idle cores.
 DRIVER, IDLE = "driver", "idle"
 
 # Kinds of parts that the threads of libraries count for.
-FOR_MODELS, FOR_FILES = "models", "files"
+Libraries = Literal["models", "files", ""]
 _TASKS = "/proc/self/task"
 
 
@@ -44,12 +44,11 @@ class CpuSeconds:
 
     def __init__(self, whole: CpuSeconds | None = None) -> None:
         self._whole, self._lock = whole, threading.Lock()
-        self._seconds: dict[tuple[str, str], float] = {}  # Key: part, model or "".
+        self._seconds = defaultdict[tuple[str, str], float](float)  # Key: part, model or "".
 
     def add(self, part: str, seconds: float, model: str = "") -> None:
         with self._lock:
-            key = part, model
-            self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+            self._seconds[part, model] += seconds
         if self._whole is not None:
             self._whole.add(part, seconds, model)
 
@@ -77,12 +76,13 @@ class _ThreadState(threading.local):
     """The part and tally of this thread, and when they began on its own clock."""
 
     def __init__(self) -> None:
-        self.part = self.model = ""
+        self.part: Part = "other"
+        self.model = ""
         self.tally: CpuSeconds | None = None
         self.since_s = 0.0
         _known.add(threading.get_native_id())
 
-    def switch(self, part: str, tally: CpuSeconds | None, model: str) -> None:
+    def switch(self, part: Part, tally: CpuSeconds | None, model: str) -> None:
         now_s = time.thread_time()
         if self.tally is not None:
             self.tally.add(self.part, now_s - self.since_s, self.model)
@@ -94,13 +94,13 @@ _state = _ThreadState()
 
 @contextmanager
 def doing(
-    part: str, tally: CpuSeconds | None = None, *, libraries: str = "", model: str = ""
+    part: Part, tally: CpuSeconds | None = None, *, libraries: Libraries = "", model: str = ""
 ) -> Iterator[None]:
     """Context in which this thread's CPU time counts for a part.
 
     Args:
         tally: Tally that counts; None for the tally of the part around this one, if any.
-        libraries: FOR_MODELS or FOR_FILES: count the threads of libraries for this kind as well.
+        libraries: Kind for which the threads of libraries are counted as well; empty for none.
         model: Name of the model that computes, see `CpuSeconds.of_models`.
     """
     outer = _state.part, _state.tally, _state.model
@@ -117,7 +117,7 @@ def current() -> CpuSeconds | None:
     return _state.tally
 
 
-def carried(part: str, work: Callable[P, R], model: str = "") -> Callable[P, R]:
+def carried(part: Part, work: Callable[P, R], model: str = "") -> Callable[P, R]:
     """Return `work` for another thread, counted there as a part of this thread's tally."""
     tally = current()
 
@@ -133,7 +133,7 @@ def carried_alike(work: Callable[[], None]) -> Callable[[], None]:
     return work if current() is None else carried(_state.part, work, _state.model)
 
 
-def counted(part: str, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
+def counted(part: Part, items: Iterable[T], tally: CpuSeconds | None) -> Iterator[T]:
     """Yield the items and close them; making each counts as a part of `tally` in any thread."""
     iterator = iter(items)
     try:
@@ -176,7 +176,7 @@ class LibraryThreads:
         return sum(max(0.0, now_s[thread] - before_s[thread]) for thread in ours)
 
 
-def count_process(part: str, pid: int, before_s: float) -> float:
+def count_process(part: Part, pid: int, before_s: float) -> float:
     """Count another process's CPU time since `before_s` for this thread; return its CPU seconds."""
     with suppress(OSError):
         # Id of a process's clock on Linux, computed as in clock_getcpuclockid.
@@ -246,11 +246,6 @@ class StageTimes:
             return dict(sorted(self._stretches.items(), key=lambda entry: entry[1]))
 
 
-# Targets of a retry, and its causes.
-SOURCE, OUTPUT = "source", "output"
-TIMEOUT, CONNECTION, MACHINE = "timeout", "connection", "machine"
-
-
 @dataclass(frozen=True, slots=True)
 class Counts:
     retries: Mapping[tuple[str, str], int] = field(default_factory=dict)  # Key: target, cause.
@@ -262,14 +257,13 @@ class Counts:
 class ProcessCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._retries: dict[tuple[str, str], int] = {}
+        self._retries = Counter[tuple[str, str]]()
         self._samples = self._padding = 0
         self._queues: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def retried(self, what: str, error: BaseException) -> None:
-        key = (what, cause_of(error))
         with self._lock:
-            self._retries[key] = self._retries.get(key, 0) + 1
+            self._retries[what, cause_of(error)] += 1
 
     def batch(self, lengths: list[int]) -> None:
         samples = sum(lengths)
@@ -297,8 +291,8 @@ def cause_of(error: BaseException) -> str:
         return str(status)
     kinds = {kind.__name__ for each in chain(error) for kind in type(each).__mro__}
     if any("timeout" in kind.lower() for kind in kinds):
-        return TIMEOUT
+        return "timeout"
     if any("connect" in kind.lower() or "disconnect" in kind.lower() for kind in kinds):
-        return CONNECTION
+        return "connection"
     is_system = any(isinstance(e, OSError) and e.errno is not None for e in chain(error))
-    return MACHINE if is_system and classify(error) is ErrorKind.OUTAGE else OTHER
+    return "machine" if is_system and classify(error) is ErrorKind.OUTAGE else "other"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from earmill.pipeline.common.errors import retry_after_s
-from earmill.pipeline.common.monitoring import OTHER, counts
+from earmill.pipeline.common.monitoring import counts
 
 T = TypeVar("T")
 # The budget of each job that is under way in this process.
@@ -40,7 +40,7 @@ class RetryPolicy:
     budget_s: float  # Seconds in which further tries may start; 0 tries once.
     first_s: float = 0.2  # Pause before the second try; it doubles with each try.
     longest_s: float = 8.0  # Longest pause.
-    what: str = OTHER  # Target of the call in `counts`.
+    what: str = "other"  # Target of the call in `counts`.
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = random.random  # Random number in [0, 1).

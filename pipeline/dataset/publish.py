@@ -148,8 +148,8 @@ def publish_shard(
         bad = sorted(bad, key=lambda r: (position[plan_row_of(r.row_id, position)], r.row_id))
         replaces = check_replacement(layout, shard_id, generation, rows) if generation else None
         with shard.room(folder):
-            digest = shard.beside(monitoring.HASH, lambda: digest_rows(rows, streams, dtype))
-            moments = shard.beside(monitoring.CHECK, lambda: shard_moments(rows, streams))
+            digest = shard.beside("hash", lambda: digest_rows(rows, streams, dtype))
+            moments = shard.beside("check", lambda: shard_moments(rows, streams))
             encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
             shard.encode(rows, bad, streams, formats, encoding, digest)
             by_stream = digest.result().streams
@@ -247,14 +247,16 @@ class _Shard:
                 for path in self.parts.values():
                     remove(path)
 
-    def beside(self, part: str, work: Callable[[], T]) -> Future[T]:
+    def beside(self, part: monitoring.Part, work: Callable[[], T]) -> Future[T]:
         return self._side.submit(monitoring.carried(part, self.stages.stage(part)(work)))
 
     @contextmanager
-    def _timed(self, name: str, part: str, libraries: str = "") -> Iterator[None]:
+    def _timed(
+        self, name: str, part: monitoring.Part, libraries: monitoring.Libraries = ""
+    ) -> Iterator[None]:
         start = time.perf_counter()
         with (
-            self.stages.stage(part if part != monitoring.COMMIT else name),
+            self.stages.stage(part if part != "commit" else name),
             monitoring.doing(part, libraries=libraries),
         ):
             yield
@@ -269,21 +271,21 @@ class _Shard:
         encoding: Encoding,
         digest: Future[ShardDigest],
     ) -> None:
-        with monitoring.doing(monitoring.ENCODE):
+        with monitoring.doing("encode"):
             scalars = row_table(rows, streams, encoding.extra_types)
         encoding = replace(encoding, scalars=scalars)
         for fmt in formats:
             chosen = format_of(fmt)
-            with self._timed(f"encode_{fmt}", monitoring.ENCODE, monitoring.FOR_FILES):
+            with self._timed(f"encode_{fmt}", "encode", "files"):
                 with self._new_part(paths.data_path, chosen.suffix) as path:
                     chosen.write(path, rows, streams, encoding)
-            with self._timed(f"check_{fmt}", monitoring.CHECK, monitoring.FOR_FILES):
+            with self._timed(f"check_{fmt}", "check", "files"):
                 problems = chosen.problems(path, rows, streams, digest.result())
                 if problems:
                     raise CommitError(
                         f"the {fmt} file does not hold what was written: {'; '.join(problems)}"
                     )
-        with self._timed("encode_rows", monitoring.ENCODE):
+        with self._timed("encode_rows", "encode"):
             with self._new_part(paths.rows_path) as path:
                 write_table(scalars, path)
             if bad:
@@ -296,17 +298,17 @@ class _Shard:
         name = named(self.shard_id, self.attempt, *more)
         path = self.parts[name] = self.folder / name.replace("/", "-")
         yield path
-        self._hashed.append(self.beside(monitoring.HASH, lambda: _files_of(name, path)))
+        self._hashed.append(self.beside("hash", lambda: _files_of(name, path)))
 
     def hashed_files(self) -> tuple[OutFile, ...]:
-        with self._timed("hash", monitoring.HASH):
+        with self._timed("hash", "hash"):
             found = [file for files in self._hashed for file in files.result()]
             return tuple(sorted(found, key=lambda file: file.path.split("/")))
 
     def upload(self, files: Sequence[OutFile]) -> None:
         """Bring every part to the output, check its length there, and make it durable."""
         try:
-            with self._timed("upload", monitoring.COMMIT, monitoring.FOR_FILES):
+            with self._timed("upload", "commit", "files"):
                 for name, local in self.parts.items():
                     put = self.layout.upload_dir if local.is_dir() else self.layout.upload_file
                     put(local, name)
@@ -339,7 +341,7 @@ class _Shard:
         }
         text = replace(record, info=info).to_json()
         name = paths.commit_path(self.shard_id, record.generation)
-        with self.stages.stage(monitoring.COMMIT), monitoring.doing(monitoring.COMMIT):
+        with self.stages.stage("commit"), monitoring.doing("commit"):
             try:
                 self.fence.check(self.layout)
             except OvertakenError:

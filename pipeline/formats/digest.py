@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from earmill.pipeline.common.monitoring import HASH, doing
+from earmill.pipeline.common.monitoring import doing
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.values import joined_pieces
@@ -56,7 +56,7 @@ class StreamHasher:
     def update(self, frames: np.ndarray) -> None:
         block = np.ascontiguousarray(frames, dtype=self._dtype)
         self._frames += len(block)
-        with doing(HASH):
+        with doing("hash"):
             self._values.update(block.reshape(-1).view(np.uint8).data)
 
     def digest(self, *row_counts: Counts) -> StreamDigest:

@@ -20,7 +20,6 @@ from fsspec.implementations.local import LocalFileSystem
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
-from earmill.pipeline.common.monitoring import SOURCE
 from earmill.pipeline.common.retries import RetryPolicy, T
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.confinement import CheckedClient, Place
@@ -35,10 +34,10 @@ UNDECODED = re.compile("[\udc80-\udcff]")
 Scalar = str | int | float | bool | None
 
 # A store that never answers is asked fewer times, as its address is probably wrong.
-LISTING_RETRIES = RetryPolicy(budget_s=75.0, what=SOURCE)
+LISTING_RETRIES = RetryPolicy(budget_s=75.0, what="source")
 SILENT_TRIES = 4
 # After this time for reading an object, the driver tries the whole shard again later.
-FETCH_RETRIES = RetryPolicy(budget_s=45.0, what=SOURCE)
+FETCH_RETRIES = RetryPolicy(budget_s=45.0, what="source")
 
 _waits: dict[int, float] = {}
 
@@ -130,7 +129,7 @@ Fetched = tuple[Item, BinaryIO | errors.RowError]
 
 
 class Source(Protocol):
-    """The interface of a corpus."""
+    """The interface of a corpus. A class that derives from it need not say what it leaves out."""
 
     def items(self) -> Iterator[Item]:
         """Yield every row in a stable order; SourceError if there is none."""
@@ -140,9 +139,11 @@ class Source(Protocol):
 
         Types are known when `items` yields its first row, everything else when it has ended.
         """
+        return Columns()
 
     def skipped(self) -> Mapping[str, int]:
         """Return the counts of files that `items` left out, by kind; complete when `items` ends."""
+        return {}
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         """Yield the items in order, each with a seekable stream or its RowError. Items may be
@@ -296,17 +297,12 @@ def retry_listing(work: Callable[[], T]) -> T:
     return LISTING_RETRIES.run(work, worth_it)
 
 
-def retry_fetch(work: Callable[[], T], worth_it: Callable[[Exception], bool]) -> T:
-    """Return the value of `work`, which reads an object; retry within the time of a shard."""
-    return FETCH_RETRIES.run(work, worth_it)
-
-
 def retry_read(
     work: Callable[[], T], worth_it: Callable[[Exception], bool] = lambda error: not is_final(error)
 ) -> T:
-    """Return the value of `retry_fetch` while the reader of rows waits."""
+    """Return the value of `work`, which reads an object while the reader of rows waits."""
     with source_wait():
-        return retry_fetch(work, worth_it)
+        return FETCH_RETRIES.run(work, worth_it)
 
 
 @contextmanager
@@ -385,3 +381,9 @@ def stat_fields(info: Mapping[str, Any]) -> dict[str, Any]:
         "size": int(size) if size is not None else None,
         "mtime": float(modified) if isinstance(modified, int | float) else None,
     }
+
+
+def stat_now(fs: Any, path: str) -> dict[str, Any]:
+    """Return `stat_fields` of an object from its store, not from the store's client."""
+    fs.invalidate_cache(path)
+    return stat_fields(fs.info(path))

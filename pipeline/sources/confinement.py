@@ -43,7 +43,7 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Place:
-    """The parts of a uri. In a prefix, an empty authority stands for every host."""
+    """The parts of a uri."""
 
     scheme: str  # Lower case; `file` for local paths.
     authority: str  # Bucket, or host and port.
@@ -86,8 +86,11 @@ class Place:
             raise ValueError(f"{place.scheme} without the archive it is in")
         return place
 
-    def is_prefix_of(self, other: Place) -> bool:
-        if self.scheme != other.scheme or self.authority not in ("", other.authority):
+    def is_prefix_of(self, other: Place, *, of_any_host: bool = False) -> bool:
+        """Return True if a place lies below this one. With `of_any_host`, an empty authority stands
+        for every host."""
+        is_any = of_any_host and not self.authority
+        if self.scheme != other.scheme or not (is_any or self.authority == other.authority):
             return False
         root = self.path.rstrip("/")
         return other.path == root or other.path.startswith(f"{root}/")
@@ -172,7 +175,7 @@ class Confinement:
 
     Args:
         own: The folder in which relative uris must stay, then other places of the source itself.
-        allow: Prefixes that the job names.
+        allow: Prefixes that the job names; an empty authority stands for every host.
         storage_options: Options of the source's own store.
         store: The uri whose store the options belong to. None for a local source: the options then
             belong to the first store in `allow`.
@@ -199,8 +202,9 @@ class Confinement:
             place = Place.read_at(uri)
         except ValueError as error:
             raise OutsideError(f"{uri}: expected a plain uri, got {error}") from error
-        roots = [*self._own[: 1 if relative else None], *self._allow]
-        found = [root for root in roots if root.is_prefix_of(place)]
+        own = self._own[: 1 if relative else None]
+        found = [root for root in own if root.is_prefix_of(place)]
+        found += [root for root in self._allow if root.is_prefix_of(place, of_any_host=True)]
         if not found:
             raise OutsideError(f"{uri}: lies outside of what the source may read (source.allow)")
         is_on_network = place.scheme != "file" and place.scheme not in OBJECT_STORES

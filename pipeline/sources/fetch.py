@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby
@@ -40,7 +40,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
-from earmill.pipeline.common.monitoring import FETCH, carried
+from earmill.pipeline.common.machine import Threads
+from earmill.pipeline.common.monitoring import carried
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources import base
 from earmill.pipeline.sources.base import Fetched, Item
@@ -106,8 +107,7 @@ def read_range(fs: Any, path: str, wanted: Range) -> bytes:
     else:
         data = fs.cat_file(path, start=wanted.start, end=wanted.end)
     if len(data) != wanted.nbytes:
-        fs.invalidate_cache(path)
-        now = fs.info(path).get("size")
+        now = base.stat_now(fs, path)["size"]
         if now is not None and now < wanted.end:
             raise UnreadableError(f"{path}: ends at byte {now:,}, before {wanted.end:,}")
         raise ConnectionError(f"{path}: got {len(data)} of {wanted.nbytes} bytes")
@@ -234,17 +234,8 @@ class _FileStream(io.BufferedReader):
         self.failure: OSError | None = None
 
     def read(self, size: int | None = -1) -> bytes:
-        with self._watched():
-            return super().read(size)
-
-    def readinto(self, buffer: Any) -> int:
-        with self._watched():
-            return super().readinto(buffer)
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
         try:
-            yield
+            return super().read(size)
         except OSError as error:
             self.failure = error
             raise
@@ -276,8 +267,7 @@ class RangedStream(RangedFile):
     @property
     def failure(self) -> OSError | None:
         if self._failure is None:
-            self._fs.invalidate_cache(self._path)
-            now = base.stat_fields(base.retry_read(lambda: self._fs.info(self._path)))
+            now = base.retry_read(lambda: base.stat_now(self._fs, self._path))
             if (now["size"], now["etag"]) != (self._size, self._tag):
                 text = "the object was replaced while it was read"
                 self._failure = OSError(errno.ESTALE, text)
@@ -343,8 +333,7 @@ def load_object(item: Item, options: Mapping[str, Any], touch: Callable[[], None
         fs.get_file(path, name, callback=_Progress(touch, path, limit))
     if blob.nbytes != size:
         # A broken connection can look like a short object.
-        fs.invalidate_cache(path)
-        now = fs.info(path).get("size")
+        now = base.stat_now(fs, path)["size"]
         if now is not None and now != blob.nbytes:
             raise ConnectionError(f"got {blob.nbytes} of {now} bytes")
     return blob
@@ -459,7 +448,9 @@ def load_blob(
         return load(item, options(item.uri), touch)
 
     try:
-        return base.retry_fetch(attempt, lambda error: not (is_abandoned() or base.is_final(error)))
+        return base.FETCH_RETRIES.run(
+            attempt, lambda error: not (is_abandoned() or base.is_final(error))
+        )
     # Backends raise classes of their own (botocore, aiohttp); `classify` knows them.
     except Exception as error:
         return base.row_error(item.uri, error)
@@ -478,7 +469,7 @@ class _Task:
         def load_first() -> Blob | RowError:
             return load_blob(group[0], options, load, self._touch, lambda: self.abandoned)
 
-        self.future = pool.submit(carried(FETCH, load_first))
+        self.future = pool.submit(carried("fetch", load_first))
 
     def _touch(self) -> None:
         self.moved = time.monotonic()
@@ -551,17 +542,10 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
     """Return an error if the tag, or the local time of change, of a file is not the planned one."""
     fs, path = base.object_of(item.uri, options)
     is_here = isinstance(fs, LocalFileSystem)
-
-    def asked() -> Mapping[str, Any]:
-        if is_here:
-            return {"mtime": os.stat(path).st_mtime}
-        fs.invalidate_cache(path)
-        return base.stat_fields(fs.info(path))
-
-    name = "mtime" if is_here else "etag"
+    name, what = ("mtime", "time of change") if is_here else ("etag", "tag")
     planned = getattr(item, name)
     try:
-        now = base.retry_read(asked)[name]
+        now = base.retry_read(lambda: base.stat_now(fs, path))[name]
     except Exception as error:  # stores raise classes of their own
         return base.row_error(item.uri, error)
     if planned is None or now is None or planned == now:
@@ -570,7 +554,6 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
         planned, now = (
             f"{datetime.fromtimestamp(s, UTC):%Y-%m-%d %H:%M:%S.%f}" for s in (planned, now)
         )
-    what = "time of change" if is_here else "tag"
     return UnreadableError(
         f"{item.uri}: changed since it was planned: expected {what} {planned}, got {now}; "
         "`earmill retry` takes its spans from the file as it is now"
@@ -579,14 +562,11 @@ def _replaced(item: Item, options: Mapping[str, Any]) -> RowError | None:
 
 def ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
     """Yield `map(work, items)`, computed by threads; at most `threads` results wait."""
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="list")
     running: deque[Future[R]] = deque()
-    try:
+    with Threads(threads, "list") as pool:
         for item in items:
             running.append(pool.submit(work, item))
             if len(running) > threads:
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()
-    finally:  # the first failure ends the loop
-        pool.shutdown(cancel_futures=True)

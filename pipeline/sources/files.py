@@ -21,10 +21,9 @@ from typing import Any, BinaryIO
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import glob_translate
 
-from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.sources import base
-from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.sources.base import Fetched, Item, Source
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds, suffix_of
 from earmill.pipeline.sources.fetch import fetch_rows, open_ranged
 from earmill.pipeline.spec.source import FilesSpec
@@ -104,7 +103,7 @@ def most_first(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
 
 
-class FilesSource:
+class FilesSource(Source):
     """Audio files below one root."""
 
     def __init__(self, spec: FilesSpec) -> None:
@@ -165,9 +164,6 @@ class FilesSource:
                 position=position,
                 **stat,
             )
-
-    def columns(self) -> Columns:
-        return Columns()
 
     def skipped(self) -> dict[str, int]:
         """Return the files of the last listing that are no rows: counts by reason, descending."""

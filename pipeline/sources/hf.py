@@ -27,7 +27,7 @@ from earmill.pipeline.common.redact import redact_uris
 from earmill.pipeline.common.text import nearest
 from earmill.pipeline.sources import audio_cells, base, hf_location
 from earmill.pipeline.sources.audio_cells import NOTHING, AudioCell
-from earmill.pipeline.sources.base import Fetched, Item, Reference
+from earmill.pipeline.sources.base import Fetched, Item, Reference, Source
 from earmill.pipeline.sources.confinement import allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import load_blob
@@ -98,7 +98,7 @@ def _name(feature: Any) -> str:
     return feature.dtype if isinstance(feature, datasets.Value) else type(feature).__name__
 
 
-class HfSource:
+class HfSource(Source):
     """The rows of one split.
 
     Attributes:
@@ -316,9 +316,6 @@ class HfSource:
 
     def columns(self) -> Columns:
         return self._carried
-
-    def skipped(self) -> dict[str, int]:
-        return {}
 
     def describe(self) -> dict[str, Any]:
         named = ("config", "split", "revision", "audio_column", "id_column", "streaming")

@@ -241,9 +241,10 @@ def dataset_place(spec: HfSpec) -> tuple[str, str | None, Confinement]:
         uri = folder = public_uri(*filesystem(uri)) if is_local(uri) else uri
         if not (is_local(uri) and os.path.isdir(uri)):
             scheme, separator, path = ("", "", uri) if is_local(uri) else uri.partition("://")
-            # The folders before the first glob character and the file name.
+            # The folders before the first glob character and the file name, or else the bucket.
             plain = MAGIC_CHARACTERS.split(path, maxsplit=1)[0]
-            folder = f"{scheme}{separator}{posixpath.dirname(plain)}"
+            inside = posixpath.dirname(plain) or path.partition("/")[0]
+            folder = f"{scheme}{separator}{inside}"
         store = None if is_local(folder) else Place.read_at(folder).store
         own = [folder] if store is None else [folder, store]
     return uri, folder, Confinement(own, spec.allow, spec.storage_options, store=store)

@@ -24,6 +24,7 @@ from pathlib import PurePosixPath
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from earmill.pipeline.common.arrow_types import Columns, kept_type
 from earmill.pipeline.common.redact import redact_uris
@@ -33,7 +34,7 @@ from earmill.pipeline.storage.documents import table_of
 
 INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-BOOLEANS = {"true": True, "false": False}
+BOOLEAN = re.compile(r"true|false")
 RESERVED = ("uri", "id", "start", "end")
 CHUNK_ROWS = 8192  # Rows of a text table that become Python objects at once.
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
@@ -68,27 +69,19 @@ def public_value(value: Any) -> Any:
     return value
 
 
-class TextKind:
-    """The common type of the filled cells of a csv column: integer, decimal, true/false or text."""
-
-    def __init__(self) -> None:
-        self._filled = False
-        self._left: list[tuple[Callable[[str], object], Callable[[str], Scalar]]] = [
-            (INTEGER.fullmatch, int),
-            (DECIMAL.fullmatch, lambda cell: scalar(float(cell))),
-            (BOOLEANS.__contains__, BOOLEANS.__getitem__),
-        ]
-
-    def see(self, cells: Sequence[str]) -> None:
-        """Narrow the type by more cells."""
-        filled = list(filter(None, cells))
-        self._filled |= bool(filled)
-        self._left = [kind for kind in self._left if all(map(kind[0], filled))]
-
-    def typed(self, cells: Sequence[str]) -> list[Scalar]:
-        """Convert cells to the type of all cells seen; empty cells become None."""
-        convert = self._left[0][1] if self._filled and self._left else str
-        return [convert(cell) if cell else None for cell in cells]
+def typed(cells: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert a column of text to the type that all of its filled cells look like: integer,
+    decimal, true/false or text. Empty cells become null."""
+    cells = pc.if_else(pc.equal(cells, ""), pa.scalar(None, cells.type), cells)
+    filled = cells.drop_null()
+    for pattern, kind in (INTEGER, pa.int64()), (DECIMAL, pa.float64()), (BOOLEAN, pa.bool_()):
+        is_kind = pc.all(pc.match_substring_regex(filled, f"^({pattern.pattern})$"))
+        if len(filled) and is_kind.as_py():
+            cells = cells.cast(kind)
+            # A number above the largest double is read as infinity.
+            is_number = kind != pa.float64() or pc.is_finite(cells)
+            return pc.if_else(is_number, cells, pa.scalar(None, kind))
+    return cells
 
 
 def unified_column(cells: Sequence[Any]) -> list[Scalar]:
@@ -105,20 +98,17 @@ def unified_column(cells: Sequence[Any]) -> list[Scalar]:
 
 
 class Column(Sequence[Any]):
-    """The cells of a column, packed; a slice is a list that `typed` converts to values."""
+    """The cells of a column, packed; a slice is a list of values."""
 
-    def __init__(
-        self, packed: pa.ChunkedArray, typed: Callable[[list[Any]], list[Any]] = list
-    ) -> None:
-        self._packed, self._typed = packed, typed
+    def __init__(self, packed: pa.ChunkedArray) -> None:
+        self._packed = packed
 
     def __len__(self) -> int:
         return len(self._packed)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self._typed(self._packed[index].to_pylist())
-        return self._typed([self._packed[index].as_py()])[0]
+        part = self._packed[index]
+        return part.to_pylist() if isinstance(index, slice) else part.as_py()
 
 
 def read_table(name: str, raw: bytes, untyped: Collection[str]) -> tuple[dict[str, Cells], Columns]:
@@ -203,7 +193,6 @@ def _read_delimited(raw: bytes, untyped: Collection[str], delimiter: str) -> dic
         return row if any(cell.strip() for cell in row) else [""] * len(header)
 
     rows = map(whole, reader)
-    kinds = [TextKind() for _ in header]
     packed: list[list[pa.Array]] = [[] for _ in header]
     count = 0
     while chunk := list(islice(rows, CHUNK_ROWS)):
@@ -212,14 +201,11 @@ def _read_delimited(raw: bytes, untyped: Collection[str], delimiter: str) -> dic
                 raise ValueError(f"csv row {number}: expected {len(header)} cells, got {len(row)}")
         count += len(chunk)
         for place, cells in enumerate(zip(*chunk, strict=True)):
-            kinds[place].see(cells)
             packed[place].append(pa.array(cells, pa.large_string()))
+    columns = (pa.chunked_array(arrays, pa.large_string()) for arrays in packed)
     return {
-        name: Column(
-            pa.chunked_array(packed[place], pa.large_string()),
-            list if name in untyped else kinds[place].typed,
-        )
-        for place, name in enumerate(header)
+        name: Column(cells if name in untyped else typed(cells))
+        for name, cells in zip(header, columns, strict=True)
     }
 
 

@@ -28,19 +28,12 @@ from braceexpand import braceexpand
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import field_validator
 
-from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.common.text import one_line
-from earmill.pipeline.common.untrusted import (
-    MAX_HELD_BYTES,
-    MEMBER,
-    BoundedReads,
-    loads_json,
-    tar_members,
-)
+from earmill.pipeline.common.untrusted import MAX_HELD_BYTES, MEMBER, loads_json, tar_members
 from earmill.pipeline.sources import base, fetch
-from earmill.pipeline.sources.base import Fetched, Item
+from earmill.pipeline.sources.base import Fetched, Item, Source
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, RangedFile
 from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
@@ -65,8 +58,8 @@ EARLY_BYTES = 1 << 10
 COPY_BYTES = MAX_HELD_BYTES
 PATTERN = "{*?["
 
-# Returns the duration of an audio member by suffix, stream and bytes, and True if it is estimated.
-Seconds = Callable[[str, BinaryIO, int], tuple[float, bool]]
+# Returns the duration by the header of an audio member, from its stream and bytes; None if unknown.
+Seconds = Callable[[BinaryIO, int], float | None]
 # The rows of a tar without their positions, and what was skipped.
 TarListing = tuple[list[Item], Counter[str]]
 
@@ -151,8 +144,10 @@ class Samples:
         if suffix.rpartition(".")[2] in self._extensions:
             if not sample.audio:
                 with _content(tar, member) as stream, suppress(tarfile.ReadError):
-                    found = self._seconds(suffix, stream, member.size)
-                    sample.seconds, sample.estimated = found
+                    exact = self._seconds(stream, member.size)
+                    guessed = guess_seconds(f"x.{PurePosixPath(suffix).name}", member.size)
+                    sample.seconds = guessed if exact is None else exact
+                    sample.estimated = exact is None
             sample.audio[suffix] = member
         elif suffix not in COLUMN_MEMBERS:
             self.skipped[PurePosixPath(f".{suffix}").suffix or f".{suffix}"] += 1
@@ -234,7 +229,7 @@ class Place:
             raise UnreadableError(f"{uri}: expected a uri ending in #sample=...") from None
 
 
-class WebDatasetSource:
+class WebDatasetSource(Source):
     """The samples of some tars."""
 
     def __init__(self, section: WebDatasetSection) -> None:
@@ -278,7 +273,7 @@ class WebDatasetSource:
 
     def listing(self) -> Iterator[Item]:
         """Yield the rows with durations estimated from sizes."""
-        return self._listed(_guessed)
+        return self._listed(_unread)
 
     def _listed(self, seconds: Seconds) -> Iterator[Item]:
         self._skipped = Counter(self._beside)
@@ -324,15 +319,10 @@ class WebDatasetSource:
             except RowError as error:
                 raise SourceError(f"source {error}") from error
 
-    def _header_seconds(self, suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
+    def _header_seconds(self, stream: BinaryIO, nbytes: int) -> float | None:
         if isinstance(self._fs, LocalFileSystem):
-            exact = header_seconds(stream, nbytes)
-        else:
-            exact = early_seconds(stream.read(min(nbytes, EARLY_BYTES)), nbytes)
-        return _guessed(suffix, stream, nbytes) if exact is None else (exact, False)
-
-    def columns(self) -> Columns:
-        return Columns()
+            return header_seconds(stream, nbytes)
+        return early_seconds(stream.read(min(nbytes, EARLY_BYTES)), nbytes)
 
     def skipped(self) -> dict[str, int]:
         return most_first(self._skipped)
@@ -344,11 +334,13 @@ class WebDatasetSource:
         place = Place.of(item.uri)
         fs, path = base.object_of(place.tar, options)
         if place.end:
-            with _range(fs, path, place) as stream:
+            # A remote member of up to `MEMORY_BYTES` is one request.
+            with _opened(fs, path, place.end, fetch.MEMORY_BYTES) as stream:
+                stream.seek(place.start)
                 return _audio(stream, item, place, touch)
         # The row has no audio member: its tar is read again, to say why.
         with _opened(fs, path) as stream:
-            samples = Samples(stream, place.tar, self._section.extensions, _guessed)
+            samples = Samples(stream, place.tar, self._section.extensions, _unread)
             found = next((sample for sample in samples if sample.key == place.key), None)
         problem = "changed since it was planned"
         if found is not None and found.chosen(self._section.audio) is None:
@@ -366,50 +358,39 @@ class WebDatasetSource:
         }
 
 
-def _guessed(suffix: str, stream: BinaryIO, nbytes: int) -> tuple[float, bool]:
-    return guess_seconds(f"x.{PurePosixPath(suffix).name}", nbytes), True
+def _unread(stream: BinaryIO, nbytes: int) -> None:
+    """Leave a header unread."""
 
 
-def _opened(fs: Any, path: str) -> AbstractContextManager[BinaryIO]:
-    """Open a tar for reading its headers."""
+def _opened(
+    fs: Any, path: str, size: int | None = None, block_bytes: int = BLOCK_BYTES
+) -> AbstractContextManager[BinaryIO]:
+    """Open a tar of `size` bytes, or its beginning; a remote tar is read in blocks."""
     if isinstance(fs, LocalFileSystem):
         return open_regular(path)
-    found: Any = RangedFile(fs, path, int(fs.size(path)), BLOCK_BYTES)
+    size = int(fs.size(path)) if size is None else size
+    found: Any = RangedFile(fs, path, size, block_bytes)
     return closing(found)
 
 
-def _range(fs: Any, path: str, place: Place) -> AbstractContextManager[BinaryIO]:
-    """Return a stream at the header of the member."""
-    is_here = isinstance(fs, LocalFileSystem)
-    # A remote member of up to `MEMORY_BYTES` is one request.
-    stream: Any = (
-        open_regular(path) if is_here else RangedFile(fs, path, place.end, fetch.MEMORY_BYTES)
-    )
-    stream.seek(place.start)
-    return closing(stream)
-
-
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
-    """Return the bytes of the member that begins here."""
+    """Return the bytes of the member whose header begins here."""
+    name = ""
+
+    def pieces(content: BinaryIO) -> Iterator[bytes]:
+        while piece := content.read(COPY_BYTES):
+            yield piece
+            touch()
+
     try:
-        bounded: Any = BoundedReads(stream)
-        with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
-            member = tar.next()
-            name = "" if member is None else base.as_text(member.name.removeprefix("./"))
-            if member is None or member.size != item.size or not name.startswith(f"{place.key}."):
-                raise UnreadableError(
-                    f"{item.uri}: changed since it was planned: {name!r} is there"
-                )
-            content = _content(tar, member)
-
-            def pieces() -> Iterator[bytes]:
-                while piece := content.read(COPY_BYTES):
-                    yield piece
-                    touch()
-
-            return fetch.blob_of(pieces(), member.size)
+        for tar, member in tar_members(stream):
+            name = base.as_text(member.name.removeprefix("./"))
+            if member.size != item.size or not name.startswith(f"{place.key}."):
+                break
+            return fetch.blob_of(pieces(_content(tar, member)), member.size)
     except tarfile.TarError as error:
         raise UnreadableError(f"{item.uri}: changed since it was planned: {error}") from error
+    raise UnreadableError(f"{item.uri}: changed since it was planned: {name!r} is there")
 
 
 WEBDATASET = SourceKind(WebDatasetSection, WebDatasetSource)

@@ -19,7 +19,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
-from earmill.pipeline.common.monitoring import OUTPUT
 from earmill.pipeline.common.retries import RetryPolicy, in_a_job
 from earmill.pipeline.common.text import named_line
 
@@ -36,8 +35,8 @@ CREDENTIALS = (
 )
 # For a job, unless `run.retry_s` says otherwise, and for a command or a training run, which waits
 # as long as the clients of fsspec do by themselves. Backends do not wait.
-RETRIES = RetryPolicy(budget_s=75.0, what=OUTPUT)
-BRIEF = RetryPolicy(budget_s=30.0, what=OUTPUT)
+RETRIES = RetryPolicy(budget_s=75.0, what="output")
+BRIEF = RetryPolicy(budget_s=30.0, what="output")
 SILENT_TRIES = 4
 REASONS = {
     errno.ENOSPC: "no space left on the device",

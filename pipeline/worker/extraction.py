@@ -17,24 +17,12 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from earmill.pipeline.common.errors import DtypeRangeError, NonFiniteFeatureError, RowError
-from earmill.pipeline.common.monitoring import (
-    DECODE,
-    ENCODE,
-    FOR_MODELS,
-    MODEL,
-    CpuSeconds,
-    carried,
-    counted,
-    counts,
-    current,
-    doing,
-)
+from earmill.pipeline.common.monitoring import CpuSeconds, carried, counted, counts, current, doing
 from earmill.pipeline.formats.values import BLOCK_FRAMES, Caster, CastError, Frames, Spilled, Values
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.device import DeviceInput, Gpu, device_errors
@@ -192,7 +180,7 @@ class Extraction:
         pool: Executor,
         spill_folder: str | None,
         ahead_bytes: int,
-        listeners: Mapping[int, ModelOfRow] = MappingProxyType({}),
+        listeners: Mapping[int, ModelOfRow],
     ) -> None:
         self._extractors, self._listeners = tuple(extractors), listeners
         self._cast, self._pool, self._spill_folder = cast, pool, spill_folder
@@ -208,7 +196,7 @@ class Extraction:
 
     def begin(self, clips: Sequence[Clip]) -> list[Batch]:
         lengths = [clip.signals[0].shape[-1] for clip in clips]
-        extract = carried(MODEL, self._extract)
+        extract = carried("model", self._extract)
         begun: list[Batch] = []
         for batch in form_batches(lengths, round(BATCH_S * self._extractors[0].fs_hz)):
             counts.batch([lengths[position] for position in batch])
@@ -219,7 +207,7 @@ class Extraction:
 
     def long(self, clip: LongClip, ticket: Ticket) -> list[CastFeatures]:
         """Return the features of a long clip, by channel, in files; `ticket` is its shard's."""
-        return self._callers.submit(carried(MODEL, self._long), clip).result()
+        return self._callers.submit(carried("model", self._long), clip).result()
 
     def close(self) -> None:
         self._callers.shutdown(wait=True, cancel_futures=True)
@@ -238,7 +226,7 @@ class Extraction:
             for _ in clip.channels
         ]
         pieces = prefetched(
-            counted(DECODE, clip.pieces(), current()),
+            counted("decode", clip.pieces(), current()),
             lambda piece: piece,
             pool=self._pool,
             nbytes=lambda piece: sum(s.nbytes for signals in piece for s in signals),
@@ -250,11 +238,11 @@ class Extraction:
                 for channel, (whole, streams, own) in enumerate(channels):
                     signals = None if piece is None else piece[channel]
                     for index, stream in enumerate(streams):
-                        with doing(MODEL, libraries=FOR_MODELS, model=models[index].model):
+                        with doing("model", libraries="models", model=models[index].model):
                             made = (
                                 stream.finish() if signals is None else stream.push(signals[index])
                             )
-                        with doing(ENCODE):
+                        with doing("encode"):
                             kept = made if own is None else own.take(made)
                             whole.spill(kept, self._cast, self._spill_folder, last=signals is None)
             for _, _, own in channels:
@@ -277,7 +265,7 @@ class Extraction:
         features: list[dict[str, Any]] = [{} for _ in by_model[0]]
         for index, signals in enumerate(by_model):
             lock, name = self._one_caller.get(index, nullcontext()), self._extractors[index].model
-            with lock, doing(MODEL, libraries=FOR_MODELS, model=name):
+            with lock, doing("model", libraries="models", model=name):
                 places: dict[Extractor, list[int]] = {}
                 for place, item in enumerate(items):
                     places.setdefault(self._model(index, item), []).append(place)
@@ -343,7 +331,7 @@ class GpuExtraction(Extraction):
     def _run_launch(self, clips: Sequence[Clip]) -> list[ModelOutput]:
         count = "one clip" if len(clips) == 1 else f"{len(clips)} clips"
         counts.batch([clip.signals[0].shape[-1] for clip in clips])
-        with doing(MODEL, self._cpu), self._input.stream(), device_errors(f"a launch of {count}"):
+        with doing("model", self._cpu), self._input.stream(), device_errors(f"a launch of {count}"):
             by_model = self._input.signals(clips)
             for index in self._one_caller:
                 # A model on the processor takes arrays.

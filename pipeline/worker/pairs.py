@@ -14,13 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earmill.pipeline.audio.decode import AudioFacts
-from earmill.pipeline.common.errors import (
-    BadReferenceError,
-    ChannelIndexError,
-    MissingReferenceError,
-    PairLengthError,
-    RowError,
-)
+from earmill.pipeline.common import errors
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Fetched, Item
 
@@ -47,7 +41,7 @@ class PairStream:
         self.reference.close()
 
 
-FetchedRow = tuple[Item, BinaryIO | PairStream | RowError]
+FetchedRow = tuple[Item, BinaryIO | PairStream | errors.RowError]
 
 
 def joined(
@@ -56,22 +50,22 @@ def joined(
     """Yield each row with the streams of both recordings, or with the error of one recording. Rows
     with a value in `column` have a reference recording in `references`."""
     for item, own in rows:
-        reference: BinaryIO | RowError
+        reference: BinaryIO | errors.RowError
         one = item
         if item.reference is None:
-            reference = MissingReferenceError(
+            reference = errors.MissingReferenceError(
                 f"{item.uri}: expected a reference recording, got nothing in column {column!r}; "
                 "name its file in the source"
             )
         else:
             one, reference = next(references)
-            if isinstance(reference, RowError):
+            if isinstance(reference, errors.RowError):
                 reference = _reference_error(one, reference)
-        if isinstance(own, RowError):
-            if not isinstance(reference, RowError):
+        if isinstance(own, errors.RowError):
+            if not isinstance(reference, errors.RowError):
                 reference.close()
             yield item, own
-        elif isinstance(reference, RowError):
+        elif isinstance(reference, errors.RowError):
             own.close()
             yield item, reference
         else:
@@ -93,7 +87,8 @@ class ReferenceAudio:
         if len(self.waveform) == 1:
             return self.waveform
         if rows.stop > len(self.waveform):
-            raise ChannelIndexError(f"expected a channel {rows.start}, got {len(self.waveform)}")
+            channels = len(self.waveform)
+            raise errors.ChannelIndexError(f"expected a channel {rows.start}, got {channels}")
         return self.waveform[rows]
 
     def facts(self) -> dict[str, Scalar]:
@@ -108,12 +103,12 @@ def reference_errors(reference: Item) -> Iterator[None]:
     """Turn the errors of a reference recording into errors of its row."""
     try:
         yield
-    except RowError as error:
+    except errors.RowError as error:
         raise _reference_error(reference, error) from error
 
 
-def _reference_error(reference: Item, error: RowError) -> RowError:
-    kind = MissingReferenceError if error.stage == "fetch" else BadReferenceError
+def _reference_error(reference: Item, error: errors.RowError) -> errors.RowError:
+    kind = errors.MissingReferenceError if error.stage == "fetch" else errors.BadReferenceError
     text = str(error).removeprefix(f"{reference.uri}: ")
     return kind(f"reference recording {reference.uri}: {error.error_class}: {text}")
 
@@ -123,7 +118,7 @@ def aligned(item: Item, own: Signal, reference: Item, other: Signal, fs_hz: floa
     lengths differ by more than `PAIR_TOLERANCE_S`."""
     length = min(len(own), len(other))
     if max(len(own), len(other)) - length > PAIR_TOLERANCE_S * fs_hz:
-        raise PairLengthError(
+        raise errors.PairLengthError(
             f"{item.uri}: expected a length within {PAIR_TOLERANCE_S * 1000:g} ms of its reference "
             f"recording {reference.uri}, which has {len(other) / fs_hz:.3f} s, got "
             f"{len(own) / fs_hz:.3f} s; align and cut the files"

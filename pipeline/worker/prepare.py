@@ -29,7 +29,7 @@ from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.errors import ChannelIndexError, TooLongError
-from earmill.pipeline.common.monitoring import RESAMPLE, doing
+from earmill.pipeline.common.monitoring import doing
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.fetch import check_arrived
@@ -331,7 +331,7 @@ class Preparer:
         """Return (ear, time) at another rate; the same array if the rates are equal."""
         if fs_hz == rate_hz:
             return ears
-        with doing(RESAMPLE):
+        with doing("resample"):
             length = resampled_length(ears.shape[1], rate_hz, fs_hz)
             resampled = np.empty((len(ears), length), np.float32)
             for ear, into in zip(ears, resampled, strict=True):
@@ -439,7 +439,7 @@ class LongClip:
     ) -> tuple[Signal, ...]:
         """Return the signals of the next samples; None for the samples means their end."""
         by_rate = {}
-        with doing(RESAMPLE):
+        with doing("resample"):
             for rate, of_ears in streams.items():
                 if ears is None:
                     made = [stream.finish() for stream in of_ears]

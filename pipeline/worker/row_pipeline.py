@@ -21,17 +21,7 @@ from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
 from earmill.pipeline.common.gathering import gathered
-from earmill.pipeline.common.monitoring import (
-    DECODE,
-    ENCODE,
-    FETCH,
-    MODEL,
-    CpuSeconds,
-    StageTimes,
-    carried,
-    counted,
-    current,
-)
+from earmill.pipeline.common.monitoring import CpuSeconds, StageTimes, carried, counted, current
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.values import Caster, as_stored
@@ -173,8 +163,9 @@ class RowProcessor:
         casts: list[Future[dict[Place, Row]]] = []
         prepared = self._prepared(self._fetched(items, witnesses), memory_share, stages)
         with self.extraction.shard() as ticket, closing(prepared):
-            windows = in_windows(stages.during(DECODE, prepared), int(WINDOW_BYTES * memory_share))
-            cast = carried(ENCODE, self._feature_rows)
+            most_bytes = int(WINDOW_BYTES * memory_share)
+            windows = in_windows(stages.during("decode", prepared), most_bytes)
+            cast = carried("encode", self._feature_rows)
 
             def good() -> Iterator[tuple[Place, Clip, ModelOutput | CastFeatures]]:
                 for place, clip, features in self._extracted(windows, ticket, stages):
@@ -264,8 +255,8 @@ class RowProcessor:
 
         tasks = in_tasks(fetched, lambda entry: item_seconds(entry[0]))
         made = prefetched(
-            stages.during(FETCH, counted(FETCH, tasks, current())),
-            carried(DECODE, prepare_all),
+            stages.during("fetch", counted("fetch", tasks, current())),
+            carried("decode", prepare_all),
             pool=self._pool,
             nbytes=lambda task: sum(map(_nbytes, task)),
             budget_bytes=int(self._ahead_bytes * memory_share),
@@ -307,14 +298,14 @@ class RowProcessor:
                 for positions, made in batches:
                     for position, features in zip(positions, made.result(), strict=True):
                         yield *window[position], features
-                stages.mark(MODEL)
+                stages.mark("model")
                 under_way.popleft()
 
         try:
             for entry in windows:
                 if isinstance(entry, list):
                     ticket.wait()
-                    stages.mark(MODEL)
+                    stages.mark("model")
                     under_way.append((entry, self.extraction.begin([clip for _, clip in entry])))
                     yield from finished(self.extraction.windows_ahead)
                 elif isinstance(entry[1], QuarantineRow):
@@ -336,7 +327,7 @@ class RowProcessor:
         item = clip.item
         try:
             try:
-                with stages.stage(MODEL):
+                with stages.stage("model"):
                     features = self.extraction.long(clip, ticket)
             finally:
                 clip.close()

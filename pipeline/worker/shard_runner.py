@@ -19,17 +19,7 @@ from typing import Any
 
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import SpillError, WorkerCrashError
-from earmill.pipeline.common.monitoring import (
-    ENCODE,
-    FOR_FILES,
-    FOR_MODELS,
-    MODEL,
-    OTHER,
-    CpuSeconds,
-    StageTimes,
-    doing,
-    library_threads,
-)
+from earmill.pipeline.common.monitoring import CpuSeconds, StageTimes, doing, library_threads
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.dataset.commit_record import Recommit
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
@@ -119,7 +109,7 @@ class ShardRunner:
     def run(self, order: ShardOrder) -> ShardNotes | None:
         """Process the shard and publish it; None where another attempt has published it already."""
         again = self._job.again.get(order.shard.shard_id, Recommit())
-        with patient(self._spec.run.retry_s), doing(OTHER, CpuSeconds(self._cpu)):
+        with patient(self._spec.run.retry_s), doing("other", CpuSeconds(self._cpu)):
             if self._layout.exists(commit_path(order.shard.shard_id, again.generation)):
                 return None
             started, stages = time.perf_counter(), StageTimes()
@@ -136,7 +126,7 @@ class ShardRunner:
 
     def probe(self, items: Sequence[Item]) -> None:
         """Process and encode rows without publishing them, as either may kill the worker."""
-        with doing(OTHER, self._cpu):
+        with doing("other", self._cpu):
             try:
                 rows = self._ready.rows.process(items)
             except SpillError as error:
@@ -157,7 +147,7 @@ class ShardRunner:
         """CPU seconds of the process since it was warm, by part; the rest is `other`."""
         by_part = self._cpu.seconds()
         spent_s = time.process_time() - self._cpu_before_s
-        by_part[OTHER] = by_part.get(OTHER, 0.0) + max(0.0, spent_s - sum(by_part.values()))
+        by_part["other"] = by_part.get("other", 0.0) + max(0.0, spent_s - sum(by_part.values()))
         return by_part
 
     def waits_for(self) -> str:
@@ -175,7 +165,7 @@ class ShardRunner:
         sweep()  # files of workers that were killed on this machine
         source = open_source(spec.source, spec.audio.array_rate_hz)
         # A library's threads count for the part of the work that starts them.
-        with doing(MODEL, CpuSeconds(), libraries=FOR_MODELS):
+        with doing("model", CpuSeconds(), libraries="models"):
             models = warm_models(spec, job.threads, job.device)
         output = spec.output
         if job.streams:
@@ -185,7 +175,7 @@ class ShardRunner:
             streams = stored_streams(infos, output.dtype, output.formats)
         # Encode a row and read it back: the writers' imports cost seconds the first time.
         with (
-            doing(ENCODE, CpuSeconds(), libraries=FOR_FILES),
+            doing("encode", CpuSeconds(), libraries="files"),
             tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name,
         ):
             held = stored(models.features, Caster(output.dtype, streams))

@@ -22,14 +22,7 @@ from earmill.pipeline.audio.variants import (
     rms,
     stretch,
 )
-from earmill.pipeline.common.errors import (
-    AbsentError,
-    NotAudioError,
-    RowError,
-    SourceOutage,
-    TooShortError,
-    UnreadableError,
-)
+from earmill.pipeline.common import errors
 from earmill.pipeline.formats.row_table import VARIANT_COLUMNS
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item, Variant, source_wait
@@ -61,7 +54,7 @@ class VariantMaker:
             clip = np.stack([resample(ear, from_hz, rate_hz) for ear in clip])
             settings["speed"] = spec.speed
         if not clip.shape[1]:
-            raise TooShortError(f"{item.uri}: expected samples at this speed, got none")
+            raise errors.TooShortError(f"{item.uri}: expected samples at this speed, got none")
         ears = clip.astype(np.float64)
         if variant.response_uri is not None:
             file = str(variant.response_uri), str(variant.response_sha256)
@@ -93,7 +86,7 @@ class VariantMaker:
             facts |= {"uri": file[0], "sha256": file[1], "start_s": first / rate_hz}
         level = rms(made)
         if level == 0:
-            raise NotAudioError(
+            raise errors.NotAudioError(
                 f"{item.uri}: expected noise for variant {variant.name!r}, got silence from "
                 f"{facts['start_s']:.3f} s of {variant.noise_uri}; remove it, or cut its silence"
             )
@@ -106,13 +99,13 @@ class VariantMaker:
         """Return a recording; RowError if its bytes are not the planned bytes."""
         with source_wait():
             blob = load_blob(Item(row_id=uri, uri=uri), lambda uri: {})
-        if isinstance(blob, AbsentError):
+        if isinstance(blob, errors.AbsentError):
             # No row is at fault: all were planned with this file.
-            raise SourceOutage(f"{blob}; a variant was planned with it")
-        if isinstance(blob, RowError):
+            raise errors.SourceOutage(f"{blob}; a variant was planned with it")
+        if isinstance(blob, errors.RowError):
             raise blob
         if (now := blob.digest()) != sha256:
-            raise UnreadableError(
+            raise errors.UnreadableError(
                 f"{uri}: changed since it was planned: expected sha256 {sha256[:12]}, got "
                 f"{now[:12]}; `earmill retry` takes the file as it is now"
             )

@@ -7,7 +7,7 @@ import pytest
 
 from earmill.jobs.report.plots import Plot
 from earmill.jobs.report.work import MOST_BINS, mean_speed, work_of
-from earmill.pipeline.common.monitoring import DECODE, MODEL, PARTS
+from earmill.pipeline.common.monitoring import PARTS
 from earmill.pipeline.dataset.watch import ShardFacts
 
 NOON_S = 1_777_636_800.0
@@ -15,7 +15,7 @@ NOON_S = 1_777_636_800.0
 
 def shard(at_s: float, *, audio_s: float = 60.0, took_s: float = 10.0, pid: int = 1) -> ShardFacts:
     """Committed so long after noon."""
-    cpu_s = tuple({MODEL: 6.0, DECODE: 2.0}.get(part, 0.0) for part in PARTS)
+    cpu_s = tuple({"model": 6.0, "decode": 2.0}.get(part, 0.0) for part in PARTS)
     return ShardFacts(
         created_s=NOON_S + at_s,
         rows_ok=5,
@@ -71,8 +71,8 @@ def test_a_day_without_work_is_a_mark_and_no_work() -> None:
 def test_parts_and_workers_add_up() -> None:
     work = work_of([shard(10.0), shard(20.0, pid=2), shard(30.0, pid=2)])
     parts = {part["part"]: part for part in work["parts"]}
-    assert parts[MODEL]["seconds"] == "18.0" and parts[MODEL]["share"] == "75.0 %"
-    assert parts[MODEL]["per_audio"] == "100" and parts[DECODE]["share"] == "25.0 %"
+    assert parts["model"]["seconds"] == "18.0" and parts["model"]["share"] == "75.0 %"
+    assert parts["model"]["per_audio"] == "100" and parts["decode"]["share"] == "25.0 %"
     assert [(line["name"], line["shards"], line["rows"]) for line in work["workers"]] == [
         ("node, process 2", 2, 12),
         ("node, process 1", 1, 6),

@@ -14,6 +14,8 @@ import pytest
 from earmill.pipeline.common.errors import OutsideError, SourceError, UnreadableError
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.confinement import CheckedClient, Confinement, Place, is_public
+from earmill.pipeline.sources.hf_location import dataset_place
+from earmill.pipeline.spec.source import HfSpec
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.source_helpers import contents, files, manifest
 
@@ -240,6 +242,24 @@ def test_buckets_that_the_job_names_share_its_options() -> None:
     assert inside.options("zip://a.wav::s3://one/x.zip") == {"s3": S3}
     # Allowed by scheme alone: somebody else's bucket gets none of it.
     assert inside.options("s3://three/x") == {}
+
+
+@pytest.mark.parametrize("uri", ["s3://mine", "s3://mine/", "s3://mine/*.parquet", "s3://mine/a"])
+def test_a_dataset_in_a_bucket_names_no_other_bucket(uri: str) -> None:
+    _, _, inside = dataset_place(HfSpec(kind="hf", uri=uri))
+    inside.check("s3://mine/a/x.wav")
+    for other in ("s3://other/a/x.wav", "s3://mine2/x.wav", "https://example.org/x.wav"):
+        with pytest.raises(OutsideError, match="outside of what the source may read"):
+            inside.check(other)
+
+
+def test_only_a_job_allows_every_host_of_a_scheme() -> None:
+    """A filesystem may leave out the host in the folder of a table: no row may name another."""
+    folder = Confinement(["sftp:///data"])
+    folder.check("sftp:///data/x.wav")
+    with pytest.raises(OutsideError, match="outside of what the source may read"):
+        folder.check("sftp://example.org/data/x.wav")
+    Confinement(["/table"], ["s3://"]).check("s3://other/x.wav")
 
 
 def test_a_redirect_does_not_lead_inside(servers: list[Server]) -> None:

@@ -74,7 +74,7 @@ def test_time_of_models_is_a_part_and_known_by_model(
     whole = CpuSeconds()
     tally = CpuSeconds(whole)
     with doing("model", tally):
-        with doing("model", libraries=monitoring.FOR_MODELS, model="a"):
+        with doing("model", libraries="models", model="a"):
             kernels(0.01)
             with doing("encode"):
                 spend(0.005)
@@ -102,7 +102,7 @@ def test_kernels_count_for_the_model_that_calls_them_beside_another_model(
     tally, begun = CpuSeconds(), threading.Barrier(2)
 
     def extract(model: str, seconds: float) -> None:
-        with doing("model", tally, libraries=monitoring.FOR_MODELS, model=model):
+        with doing("model", tally, libraries="models", model=model):
             begun.wait()
             threads.parallel_for(lambda _: spend(seconds / 4), 4)
 
@@ -181,15 +181,15 @@ def test_a_library_s_threads_work_for_what_has_started_them(
     ray(0.001)
     monkeypatch.setattr(monitoring, "library_threads", LibraryThreads())
     tally = CpuSeconds()
-    with doing("model", tally, libraries=monitoring.FOR_MODELS):
+    with doing("model", tally, libraries="models"):
         kernels(0.01)
         ray(0.01)
-    with doing("encode", tally, libraries=monitoring.FOR_FILES):
+    with doing("encode", tally, libraries="files"):
         zarr(0.02)
-    with doing("check", tally, libraries=monitoring.FOR_FILES):
+    with doing("check", tally, libraries="files"):
         zarr(0.005)
         kernels(0.015)
-    with doing("model", tally, libraries=monitoring.FOR_MODELS):
+    with doing("model", tally, libraries="models"):
         pass
     found = tally.seconds()
     assert found["model"] == pytest.approx(0.025, abs=2 * CLOCKS_S)
@@ -205,7 +205,7 @@ def test_what_an_unseen_thread_spent_before_the_beginning_counts_for_nothing() -
     second(0.05)
     threads.begin()
     second(0.01)
-    assert threads.spent(monitoring.FOR_MODELS) == pytest.approx(0.01, abs=CLOCKS_S)
+    assert threads.spent("models") == pytest.approx(0.01, abs=CLOCKS_S)
     second.close()
 
 
@@ -222,7 +222,7 @@ def test_a_thread_that_says_what_it_does_is_no_library_s() -> None:
     thread.start()
     while "decode" not in tally.seconds():
         time.sleep(0.001)
-    assert threads.spent(monitoring.FOR_MODELS) < CLOCKS_S
+    assert threads.spent("models") < CLOCKS_S
     done.set()
     thread.join()
 

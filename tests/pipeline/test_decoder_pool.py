@@ -22,7 +22,7 @@ from earmill.pipeline.audio import decoder_pool, decoder_process
 from earmill.pipeline.audio.decode import BlockReader, Limits
 from earmill.pipeline.audio.decoder_pool import ChildReader, DecoderPool, _Child
 from earmill.pipeline.common.errors import DecoderCrashError, RowError, SourceOutage
-from earmill.pipeline.common.monitoring import DECODE, CpuSeconds, doing
+from earmill.pipeline.common.monitoring import CpuSeconds, doing
 from earmill.pipeline.sources.fetch import Blob, check_arrived
 from earmill.pipeline.spec.job import JobSpec
 from tests.pipeline import audio_factory
@@ -104,10 +104,10 @@ def test_what_a_child_spends_is_counted_as_decoding(planted: None) -> None:
     """The parts of a job's CPU time lacked it, as did its estimate."""
     children, tally = DecoderPool(), CpuSeconds()
     file = audio_factory.encode(audio_factory.speech_like(0.1, BUSY_HZ), "wav", BUSY_HZ)
-    with doing(DECODE, tally), opened(children, io.BytesIO(file)) as reader:
+    with doing("decode", tally), opened(children, io.BytesIO(file)) as reader:
         list(reader)
     children.close()
-    assert BUSY_S <= tally.seconds()[DECODE] < BUSY_S + 30
+    assert BUSY_S <= tally.seconds()["decode"] < BUSY_S + 30
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from earmill.pipeline.audio.decode import BlockReader
-from earmill.pipeline.audio.decoders import as_float
 from earmill.pipeline.common.errors import (
     NotAudioError,
     RowError,
@@ -41,11 +40,20 @@ def decoded(data: bytes, **options: object) -> Decoded:
 
 
 def by_hand(data: bytes) -> np.ndarray:
-    """The second route: PyAV's own resampler to planar float, (channels, frames)."""
+    """The second route: samples scaled by numpy to float, (channels, frames)."""
     with av.open(io.BytesIO(data)) as container:
-        to_float = av.AudioResampler("fltp")
-        frames = [f for frame in container.decode(audio=0) for f in to_float.resample(frame)]
-    return np.concatenate([frame.to_ndarray() for frame in frames], axis=1)
+        frames = [scaled(frame) for frame in container.decode(audio=0)]
+    return np.concatenate(frames, axis=1)
+
+
+def scaled(frame: av.AudioFrame) -> np.ndarray:
+    samples, form = frame.to_ndarray(), frame.format
+    if not form.is_planar:
+        samples = samples.reshape(frame.samples, -1).T
+    if samples.dtype.kind == "f":
+        return samples.astype(np.float32)
+    offset = 128.0 if samples.dtype == np.uint8 else 0.0
+    return ((samples - offset) / 2.0 ** (8 * form.bytes - 1)).astype(np.float32)
 
 
 @KINDS
@@ -179,15 +187,21 @@ def test_a_playlist_is_not_followed(tmp_path: Path) -> None:
             decoded(text.encode() * 20)
 
 
-def test_every_sample_format_is_scaled_alike() -> None:
-    tone = (0.5 * np.sin(np.arange(400) / 7)).astype(np.float32)[None]
-    frame = av.AudioFrame.from_ndarray(tone, format="fltp", layout="mono")
-    frame.sample_rate = 8000
-    for name in ("u8", "u8p", "s16", "s16p", "s32", "s32p", "flt", "fltp", "dbl", "dblp"):
-        (converted,) = av.AudioResampler(name).resample(frame)
-        found = as_float(converted)
-        assert (found.shape, found.dtype) == ((400, 1), np.float32)
-        np.testing.assert_allclose(found[:, 0], tone[0], atol=1 / 64 if "u8" in name else 2**-15)
+@pytest.mark.parametrize(
+    ("codec", "form"),
+    [
+        *[(f"pcm_{name}", None) for name in ("u8", "s16le", "s32le", "f32le", "f64le")],
+        *[("wavpack", form) for form in ("u8p", "s16p", "s32p", "fltp")],
+    ],
+)
+def test_every_sample_format_is_scaled_alike(codec: str, form: str | None) -> None:
+    samples = speech_like(0.5, 16000, channels=2)
+    data = encode_as(samples, "matroska", codec, 16000, sample_format=form)
+    found = decoded(data, channels="each").waveform
+    assert found.dtype == np.float32
+    is_coarse = "u8" in f"{codec} {form}"
+    np.testing.assert_allclose(found, samples.T, rtol=0, atol=1 / 64 if is_coarse else 2**-15)
+    np.testing.assert_array_equal(found, by_hand(data))
 
 
 def test_they_are_found_and_estimated_by_default(tmp_path: Path) -> None:

@@ -142,8 +142,7 @@ class FrameFormat:
         if count < MIN_CHAIN and self.sync is not None:
             return None
         if damage is None and 0 < end - position < self.header_bytes:
-            article = "an" if self.name[0] in "AE" else "a"
-            damage = f"{article} {self.name} frame header is cut at byte {position}"
+            damage = f"an {self.name} frame header is cut at byte {position}"
         if damage is not None:
             return Probe(self.kind, damage=damage)
         if position == end or (self.sync is not None and not self._resumes(stream, position)):

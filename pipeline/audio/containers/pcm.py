@@ -136,7 +136,7 @@ class StatedSize:
             wrapped = range(self.size + WRAP, present + 1, WRAP) if self.wraps else ()
             for size in (*others, *wrapped):
                 if self._nothing_lost(stream, size, nbytes):
-                    return self._as_bare(bare, size, "ignored")
+                    return self.as_bare(size, "ignored")
         if self._is_placeholder(self.size) and (bare or (self.replaced and present < WRAP)):
             return self._all_of(stream, present, "ignored")
         return self._refused(
@@ -163,18 +163,19 @@ class StatedSize:
         if not present:
             return believed
         if self.samples.bare is not None:
-            return self._as_bare(self.samples.bare, present, why)
+            return self.as_bare(present, why)
         found = replace(believed, header_size=why)
         if self.replaced is None or present >= WRAP:
             return found
         header = read_at(stream, 0, self.start - 4) + present.to_bytes(4, self.replaced)
         return replace(found, prefix=header, start=self.start)
 
-    def _as_bare(self, bare: BareSamples, size: int, why: HeaderSize) -> Probe:
+    def as_bare(self, size: int, why: HeaderSize | None = None) -> Probe:
+        """Return the finding that `size` bytes are samples to be read without their header."""
         return Probe(
             self.kind,
             header_size=why,
-            samples=bare,
+            samples=self.samples.bare,
             start=self.start,
             stop=self.start + size,
             container=self.container,
@@ -244,18 +245,8 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
         elif name == b"ds64":
             long_size = uint(read_at(stream, start, 16)[8:16], order)
         elif name == b"data":
-            short, end = "WAVEX" if found.is_extensible else "WAV", start + size
-            is_plain = magic == b"RIFF" and start == found.plain_start and size > 0
-            if is_plain and end <= nbytes <= end + size % 2:
-                # libsndfile takes twice the time for the header and the samples together.
-                return Probe(
-                    "riff",
-                    rate_hz=found.rate_hz,
-                    start=start,
-                    stop=end,
-                    samples=found.samples.bare,
-                    container=short,
-                )
+            plain, end = "WAVEX" if found.is_extensible else "WAV", start + size
+            container = {b"RF64": "RF64", b"BW64": "BW64"}.get(magic, plain)
             # EBU Tech 3306: the long size counts only where the short one is -1.
             is_long = long_size is not None and size == LONG_SIZE
             stated = StatedSize(
@@ -267,17 +258,19 @@ def probe_riff(stream: BinaryIO, nbytes: int, *, behind: bool) -> Probe:
                 others=() if long_size is None or is_long else (long_size,),
                 wraps=not is_long,
                 replaced=order,
+                container=container,
             )
+            is_plain = magic == b"RIFF" and start == found.plain_start and size > 0
+            if is_plain and end <= nbytes <= end + size % 2:
+                # libsndfile takes twice the time for the header and the samples together.
+                return replace(stated.as_bare(size), rate_hz=found.rate_hz)
             probe = stated.compared(stream, nbytes, behind=behind)
             if found.codec in MPEG_CODECS and behind:
                 probe = _mpeg_inside(stream, stated, probe, nbytes)
-            if magic == b"BW64" and probe.samples is None and found.samples.bare is not None:
+            if magic == b"BW64" and probe.samples is None and (bare := found.samples.bare):
                 # libsndfile does not read BW64.
                 stop = None if stated.size is None else start + stated.size
-                probe = replace(probe, samples=found.samples.bare, start=start, stop=stop)
-            if probe.samples is not None or probe.container is not None:
-                names = {b"RF64": "RF64", b"BW64": "BW64"}
-                probe = replace(probe, container=names.get(magic, short))
+                probe = replace(probe, samples=bare, start=start, stop=stop, container=container)
             return replace(probe, rate_hz=found.rate_hz)
     return no_samples("riff", "data chunk", nbytes)
 
@@ -291,7 +284,7 @@ def _mpeg_inside(stream: BinaryIO, stated: StatedSize, probe: Probe, nbytes: int
     found = probe_mpeg(open_window(stream, start, stop), size)
     if found is None:
         return replace(probe, damage="no MPEG frames in its data chunk")
-    found = replace(found, header_size=probe.header_size, container="WAV", stop=stop)
+    found = replace(found, header_size=probe.header_size, container=stated.container, stop=stop)
     if found.prefix and not found.start:
         # No encoder's tag says how long its delay is.
         return replace(found, by_ffmpeg=True, prefix=b"", start=start)
