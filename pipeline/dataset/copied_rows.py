@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError, UnreadableError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.commit_record import (
@@ -30,7 +29,7 @@ from earmill.pipeline.dataset.commit_record import (
 )
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import Fence
-from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
+from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.snapshot import put_named, read_checked
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.format import chosen, explain_damage, format_of, is_as_committed
@@ -161,23 +160,15 @@ def _copy(
                 message = failed.message.replace(failed.uri or item.uri, item.uri)
                 row_id = _new_id(failed.row_id, plan_row_id, item)
                 bad.append(replace(failed, row_id=row_id, uri=item.uri, message=message))
-    output = dataset.spec["output"]
     publish_shard(
         layout,
+        dataset,
         shard_id=shard.shard_id,
         attempt=new_attempt(),
-        plan_id=dataset.plan_id,
         rows=good,
         bad=bad,
-        streams=[StreamInfo.from_dict(info) for info in dataset.streams],
-        formats=output["formats"],
-        attrs=shard_attrs(dataset.spec, dataset.spec_sha256),
         info=_info(sources, len(good)),
         plan_rows=[item.row_id for item in shard.items],
-        dtype=output["dtype"],
-        row_group_profile=output["row_group_profile"],
-        parquet_form=dataset.parquet_form,
-        extra_types=dataset.extra_types or None,
         fence=fence,
     )
 

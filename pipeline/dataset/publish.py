@@ -21,10 +21,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common import monitoring
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
@@ -36,10 +37,10 @@ from earmill.pipeline.dataset.commit_record import (
     row_problems,
     some,
 )
-from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.formats.digest import ShardDigest, digest_rows
-from earmill.pipeline.formats.format import BINARY, Encoding, format_of
+from earmill.pipeline.formats.format import Encoding, format_of
 from earmill.pipeline.formats.moments import shard_moments
 from earmill.pipeline.formats.row_table import quarantine_table, row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
@@ -49,10 +50,6 @@ from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_store import files_below, remove
 from earmill.pipeline.storage.scratch import private_scratch
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 T = TypeVar("T")
 
@@ -102,30 +99,23 @@ def check_replacement(
 
 def publish_shard(
     layout: Layout,
+    dataset: DatasetFile,
     *,
     shard_id: str,
     attempt: str,
-    plan_id: str,
     rows: Sequence[FeatureRow],
     bad: Sequence[QuarantineRow],
-    streams: Sequence[StreamInfo],
-    formats: Sequence[str],
-    attrs: Mapping[str, Any],
     info: Mapping[str, Any],
     plan_rows: Sequence[str],
-    dtype: str = "float16",
-    row_group_profile: str = "random",
-    parquet_form: str = BINARY,
-    extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
     folder: Path | None = None,
     stages: monitoring.StageTimes | None = None,
     fence: Fence = UNFENCED,
 ) -> bool:
-    """Write one shard and commit it; False if another attempt has won. Data files store `attrs`:
-    spec_sha256, and nothing that differs between attempts. All of `plan_rows` must be covered; rows
-    are put in this order, then by channel. A `generation` from 1 on replaces the record before.
-    Parts are written to `folder` first, on the output's own disk; None is a new folder.
+    """Write one shard of a dataset and commit it; False if another attempt has won. All of
+    `plan_rows` must be covered; rows are put in this order, then by channel. The commit record
+    stores `info`. A `generation` from 1 on replaces the record before. Parts are written to
+    `folder` first, on the output's own disk; None is a new folder.
 
     Raises:
         OvertakenError: Another command has taken the output over.
@@ -134,14 +124,12 @@ def publish_shard(
     """
     shard = _Shard(layout, shard_id, attempt, stages or monitoring.StageTimes(), fence)
     with _explained(shard_id, layout, fence):
-        if not isinstance(attrs.get("spec_sha256"), str):
-            raise CommitError(
-                "expected the job's spec_sha256 in attrs, got none: pass JobSpec.sha256()"
-            )
-        json.dumps([dict(attrs), dict(info)])  # what cannot be stored fails before the work
+        json.dumps(dict(info))  # what cannot be stored fails before the work
         fence.check(layout)
         if layout.exists(paths.commit_path(shard_id, generation)):
             return False
+        formats, encoding = dataset.spec["output"]["formats"], encoding_of(dataset)
+        streams, dtype = [StreamInfo.from_dict(each) for each in dataset.streams], encoding.dtype
         check_rows(rows, bad, streams, dtype, plan_rows)
         position = {row_id: number for number, row_id in enumerate(plan_rows)}
         rows = sorted(rows, key=lambda row: (position[row.plan_row_id], row.channel))
@@ -150,15 +138,14 @@ def publish_shard(
         with shard.room(folder):
             digest = shard.beside(monitoring.HASH, lambda: digest_rows(rows, streams, dtype))
             moments = shard.beside(monitoring.CHECK, lambda: shard_moments(rows, streams))
-            encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
             shard.encode(rows, bad, streams, formats, encoding, digest)
             by_stream = digest.result().streams
             reasons = Counter(row.error_class for row in bad)
             record = CommitRecord(
                 shard=shard_id,
                 attempt=attempt,
-                plan_id=plan_id,
-                spec_sha256=attrs["spec_sha256"],
+                plan_id=dataset.plan_id,
+                spec_sha256=dataset.spec_sha256,
                 formats=tuple(formats),
                 dtype=dtype,
                 rows_ok=len(rows),
@@ -207,13 +194,20 @@ def check_rows(
         raise CommitError("; ".join(problems))
 
 
-def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
-    """Return the attributes of a job, from `JobSpec.canonical()`, that its data files store."""
-    return {
-        "spec_sha256": spec_sha256,
-        "calibration": spec["audio"]["calibration"],
-        "models": [entry["model"] for entry in spec["extract"]],
-    }
+def encoding_of(dataset: DatasetFile) -> Encoding:
+    """Return the settings of a dataset's files, which all attempts on its shards share."""
+    spec, output = dataset.spec, dataset.spec["output"]
+    return Encoding(
+        dtype=output["dtype"],
+        row_group_profile=output["row_group_profile"],
+        extra_types=dataset.extra_types or None,
+        attrs={
+            "spec_sha256": dataset.spec_sha256,
+            "calibration": spec["audio"]["calibration"],
+            "models": [entry["model"] for entry in spec["extract"]],
+        },
+        parquet_form=dataset.parquet_form,
+    )
 
 
 class _Shard:

@@ -213,7 +213,7 @@ def open_job(
             fence.check(layout)
 
     opening, fence = fences
-    wanted = _describe(spec, plan, models)
+    wanted = describe(spec, plan, models)
     if stored is None:
         may_write(layout)
         plan.write(layout)
@@ -248,7 +248,8 @@ def open_job(
     return OpenJob(spec, layout, plan, dataset, before, pending, again_, copies, fence)
 
 
-def _describe(spec: JobSpec, plan: Plan, models: Sequence[BuiltModel]) -> DatasetFile:
+def describe(spec: JobSpec, plan: Plan, models: Sequence[BuiltModel]) -> DatasetFile:
+    """Return the description of a new dataset of a job."""
     records, descriptions = [m.record for m in models], [m.description for m in models]
     names = [entry.model for entry in spec.extract]
     buffers = {}

@@ -346,14 +346,11 @@ class Run:
             shards = on_a_gpu if place.num_gpus else CONCURRENT_SHARDS
             work = WorkerJob(
                 spec=job.spec,
-                plan_id=job.plan.plan_id,
+                dataset=job.dataset,
                 threads=place.threads,
                 folder=os.getcwd(),
                 device=place.device,
                 shards=shards,
-                parquet_form=job.dataset.parquet_form,
-                streams=job.dataset.streams,
-                extra_types=job.dataset.extra_types,
                 again=job.again,
                 scratch=job.scratch,
                 fence=job.fence,

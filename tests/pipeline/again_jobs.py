@@ -71,12 +71,9 @@ class OneByOne:
         job = self._job
         work_of = WorkerJob(
             job.spec,
-            job.plan.plan_id,
+            job.dataset,
             2,
             str(Path.cwd()),
-            parquet_form=job.dataset.parquet_form,
-            streams=job.dataset.streams,
-            extra_types=job.dataset.extra_types,
             again=job.again,
             fence=job.fence,
         )

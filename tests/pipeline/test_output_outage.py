@@ -24,9 +24,10 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage import local_store, retrying
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import ShardOrder
-from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
+from earmill.pipeline.worker.shard_runner import ShardRunner
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.outages import Clock, FaultyStore, s3_error, s3_store
+from tests.pipeline.workers_here import worker_job
 
 CLIPS = 2
 SMALL_FILES = [
@@ -50,7 +51,7 @@ def commit_all(job: Path) -> Path:
     """Commit every shard as workers do; nothing else of the dataset is there."""
     spec = JobSpec.load(job)
     plan = make_plan(open_source(spec.source), spec)
-    runner = ShardRunner(WorkerJob(spec, plan.plan_id, 1, str(job.parent)))
+    runner = ShardRunner(worker_job(spec, plan, 1, job.parent))
     runner.warm_up()
     for number, shard in enumerate(plan.shards):
         runner.run(ShardOrder(shard, f"{number:08x}"))
