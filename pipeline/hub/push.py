@@ -18,6 +18,7 @@ from huggingface_hub.utils.sha import git_hash
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, HubError, OutputError
+from earmill.pipeline.common.gathering import within
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, bytes_text
 from earmill.pipeline.dataset.commit_record import commits
@@ -198,7 +199,7 @@ def push(
     # Content that the hub holds is not sent again.
     held = repo.uploaded(missing)
     additions: list[CommitOperationAdd] = []
-    for group in _groups(missing):
+    for group in within(missing, lambda file: (1, file.bytes), (GROUP_FILES, GROUP_BYTES)):
         additions += _upload(layout, repo, group)
         sent = {file.sha256: file for file in group if file.sha256 not in held}.values()
         present = [file for file in group if file not in sent]
@@ -241,19 +242,6 @@ def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
     if stored.sha256 is not None:
         return stored.sha256 == file.sha256
     return git_hash(layout.read_bytes(file.path)) == stored.blob
-
-
-def _groups(files: Sequence[OutFile]) -> Iterator[list[OutFile]]:
-    """Yield neighbours, up to the limits of a group; a larger file alone."""
-    group: list[OutFile] = []
-    for file in files:
-        held = sum(each.bytes for each in group)
-        if group and (len(group) == GROUP_FILES or held + file.bytes > GROUP_BYTES):
-            yield group
-            group = []
-        group.append(file)
-    if group:
-        yield group
 
 
 def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[CommitOperationAdd]:
