@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd
+from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash
 
 from earmill.pipeline.common.byte_streams import sha256_of
@@ -33,7 +34,7 @@ from earmill.pipeline.dataset.snapshot import (
 )
 from earmill.pipeline.dataset.verify import Report, verify
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.hub.repo import HubRepo, Stored
+from earmill.pipeline.hub.repo import HubRepo
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE, addition_path, commit_path
 from earmill.pipeline.storage.scratch import own_folder
@@ -218,7 +219,7 @@ def push(
 
 
 def _refuse_another(
-    repo: HubRepo, there: dict[str, Stored], parent: str, dataset: DatasetFile
+    repo: HubRepo, there: Collection[str], parent: str, dataset: DatasetFile
 ) -> None:
     """Raise HubError if the repository holds something else."""
     others = sorted({path.split("/")[0] for path in there} - set(OF_THE_HUB))
@@ -236,12 +237,12 @@ def _refuse_another(
     )
 
 
-def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
-    if stored.bytes != file.bytes:
+def _is_same(layout: Layout, file: OutFile, stored: RepoFile) -> bool:
+    if stored.size != file.bytes:
         return False
-    if stored.sha256 is not None:
-        return stored.sha256 == file.sha256
-    return git_hash(layout.read_bytes(file.path)) == stored.blob
+    if stored.lfs is not None:
+        return stored.lfs.sha256 == file.sha256
+    return git_hash(layout.read_bytes(file.path)) == stored.blob_id
 
 
 def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[CommitOperationAdd]:
