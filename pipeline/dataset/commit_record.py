@@ -101,6 +101,31 @@ class CommitRecord(Strict):
         return parsed_json(cls, text, "a commit record")
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The facts that a driver keeps of the record of each shard."""
+
+    rows_ok: int
+    rows_bad: int
+    nbytes: int  # Bytes of its data files.
+    seconds: float  # Audio of its good rows.
+    bad_by_class: Mapping[str, int] = field(default_factory=dict)  # Quarantined rows.
+    generation: int = 0
+    attempt: str = ""
+
+    @classmethod
+    def of(cls, record: CommitRecord) -> Committed:
+        return cls(
+            rows_ok=record.rows_ok,
+            rows_bad=record.rows_bad,
+            nbytes=record.nbytes,
+            seconds=record.seconds,
+            bad_by_class=record.info.get(BAD_BY_CLASS, {}),
+            generation=record.generation,
+            attempt=record.attempt,
+        )
+
+
 @dataclass(frozen=True)
 class Recommit:
     """The recommit of a shard: the number of the new record, 0 for the first, and the quarantined

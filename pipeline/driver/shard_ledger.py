@@ -26,9 +26,10 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.driver import events
 from earmill.pipeline.planning.shards import Shard, item_seconds
 from earmill.pipeline.sources.base import Item
@@ -201,17 +202,6 @@ FRUITLESS_SEARCHES = 2
 # A shard that ran out of memory is tried with a quarter of it, down to a sixteenth of the usual.
 LESS_MEMORY, LEAST_MEMORY = 1 / 4, 1 / 16
 WITNESSES = 4  # Readable rows that travel with an order, to test the source.
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    rows_ok: int
-    rows_bad: int
-    nbytes: int  # Bytes of its data files.
-    seconds: float  # Audio of its good rows.
-    bad_by_class: Mapping[str, int] = field(default_factory=dict)  # Quarantined rows.
-    generation: int = 0  # How often it was committed again.
-    attempt: str = ""
 
 
 @dataclass(slots=True)

@@ -13,8 +13,7 @@ from itertools import zip_longest
 from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.dataset.commit_record import (
-    BAD_BY_CLASS,
-    CommitRecord,
+    Committed,
     Recommit,
     commits_as,
     some,
@@ -31,7 +30,7 @@ from earmill.pipeline.dataset.provenance import run_provenance
 from earmill.pipeline.dataset.revision import look_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import SourceChanged
-from earmill.pipeline.driver.shard_ledger import WITNESSES, Committed, smallest
+from earmill.pipeline.driver.shard_ledger import WITNESSES, smallest
 from earmill.pipeline.formats.format import BINARY, stored_streams
 from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.plan import Plan
@@ -165,18 +164,6 @@ class OpenJob:
         return [smallest(shards[name]) for name in best if name in shards]
 
 
-def committed_of(record: CommitRecord) -> Committed:
-    return Committed(
-        rows_ok=record.rows_ok,
-        rows_bad=record.rows_bad,
-        nbytes=record.nbytes,
-        seconds=record.seconds,
-        bad_by_class=record.info.get(BAD_BY_CLASS, {}),
-        generation=record.generation,
-        attempt=record.attempt,
-    )
-
-
 def stored_dataset(
     spec: JobSpec, layout: Layout, advice: str = "use another output.uri"
 ) -> DatasetFile | None:
@@ -223,7 +210,7 @@ def open_job(
         check_dataset(stored, wanted)
         dataset = stored
     chosen = again(layout) if again is not None else {}
-    before = commits_as(layout, committed_of, without=chosen)
+    before = commits_as(layout, Committed.of, without=chosen)
     if before and not (resume or beside):
         hint = ""
         with suppress(EarmillError):
@@ -238,7 +225,7 @@ def open_job(
         clear_scratch(layout)
     sweep()  # temporary files of drivers and workers that were killed
     if not beside and carry_over(layout, dataset, plan, on_step, opening):
-        before = commits_as(layout, committed_of, without=chosen)
+        before = commits_as(layout, Committed.of, without=chosen)
     left = [shard for shard in plan.shards if shard.shard_id not in before]
     waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()
     copies = tuple(shard for shard in left if shard.shard_id in waiting)

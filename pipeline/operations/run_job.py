@@ -6,41 +6,67 @@ quarantine than the job allows, and 1 if shards are missing."""
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.common.errors import (
+    CommitError,
+    LockedError,
+    OutputError,
+    RunStopped,
+    StorageError,
+)
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
-from earmill.pipeline.dataset.commit_record import READ_THREADS, Recommit, commits_as, read_commit
+from earmill.pipeline.dataset.commit_record import (
+    READ_THREADS,
+    Committed,
+    Recommit,
+    commits_as,
+    read_commit,
+)
 from earmill.pipeline.dataset.copied_rows import copy_equal
-from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.description import DatasetFile, check_same
 from earmill.pipeline.dataset.driver_lock import (
     UNFENCED,
     BlockClaims,
+    DriverLock,
     DriverMembership,
     Heartbeat,
+    clear_claims,
     overtaken,
 )
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.snapshot import outdated_text, read_current, read_snapshot
+from earmill.pipeline.dataset.revision import restate_licenses
+from earmill.pipeline.dataset.snapshot import (
+    is_closed,
+    outdated_text,
+    read_current,
+    read_snapshot,
+)
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import Session, WorkerRequest, executor_of
 from earmill.pipeline.driver.placement import cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
-from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
-from earmill.pipeline.driver.sharing import SharingPolicy, claim_ahead, close, opening, sharing_of
+from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
+from earmill.pipeline.driver.sharing import (
+    TURN_S,
+    SharingPolicy,
+    claim_ahead,
+    opening,
+    sharing_of,
+)
 from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.operations.open_job import (
     OpenJob,
-    committed_of,
     open_job,
     source_changed,
     stored_dataset,
@@ -83,19 +109,46 @@ class CommitReader:
         return self._read(shard_id) if begun is None else begun.result()
 
 
+def close(
+    job: OpenJob, sharing: SharingPolicy, commits: Mapping[str, Committed], *, anew: bool
+) -> None:
+    """Write index and cards of a complete dataset, whose `commits` are of all shards, unless
+    another driver does; `anew` if a shard was committed since the index was read."""
+    layout, licenses = job.layout, job.spec.licenses.to_dict()
+    if not sharing.joins:
+        if anew or not is_closed(layout, commits):
+            finalise(layout, fence=job.fence)
+        restate_licenses(layout, licenses, job.fence)
+    while sharing.joins and not is_closed(layout, commits):
+        # Commits of another revision will never be closed by waiting.
+        job.fence.check(layout)
+        check_same(layout, job.dataset)
+        try:
+            lock = DriverLock(layout, shares=True, alone=False)
+        except LockedError:
+            if not sharing.stays:
+                return
+            time.sleep(TURN_S)
+            continue
+        # Another driver may have closed the dataset in the meantime.
+        with lock, suppress(LockedError):
+            check_same(layout, job.dataset)
+            if not is_closed(layout, commits):
+                finalise(layout, fence=lock.fence)
+                restate_licenses(layout, licenses, lock.fence)
+            break
+    job.fence.check(layout)
+    # Another driver that closed the dataset may have been killed before it cleared the claims.
+    clear_claims(layout)
+
+
 def summarise(
-    result: Result,
-    *,
-    before: Sequence[Committed],
-    shards: int,
-    layout: Layout,
-    max_bad_fraction: float,
-    skipped: str = "",
-    closed: bool = False,
+    job: OpenJob, result: Result, before: Sequence[Committed], *, closed: bool = False
 ) -> JobFinished:
-    """Return the last event of a run. Commits of earlier runs are in `before`, files that the
-    listing left out in `skipped`. `closed`: the run made the current snapshot, perhaps of copies
-    alone."""
+    """Return the last event of a run. Commits of earlier runs are in `before`. `closed`: the run
+    made the current snapshot, perhaps of copies alone."""
+    url, shards = job.layout.url(), len(job.plan.shards)
+    most_bad = job.spec.run.max_bad_fraction
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
     by_class: dict[str, int] = {}
@@ -103,15 +156,16 @@ def summarise(
         status, exit_code = "done" if result.done or closed else "nothing_to_do", EXIT_DONE
         counted = sum((Counter(record.bad_by_class) for record in records), Counter[str]())
         by_class = dict(counted.most_common())
-        message = _complete_message(result, layout, ok, bad, by_class, closed)
-        message += f"; {skipped}" if skipped else ""
-        if bad > max_bad_fraction * (ok + bad):
+        message = _complete_message(result, url, ok, bad, by_class, closed)
+        if skipped := skipped_text(job.plan.skipped):
+            message += f"; {skipped}"
+        if bad > most_bad * (ok + bad):
             exit_code = EXIT_TOO_MANY_BAD
             message += (
                 f"; {bad / (ok + bad):.1%} of the rows are in quarantine, more than "
-                f"run.max_bad_fraction {max_bad_fraction:.1%} allows, so the exit code is "
+                f"run.max_bad_fraction {most_bad:.1%} allows, so the exit code is "
                 f"{EXIT_TOO_MANY_BAD}; all other rows are written; for the reasons run: earmill "
-                f"inspect {layout.url()} --quarantine"
+                f"inspect {url} --quarantine"
             )
     else:
         status, exit_code = "failed", EXIT_FAILED
@@ -135,7 +189,7 @@ def summarise(
         status=status,
         exit_code=exit_code,
         message=message,
-        output=layout.url(),
+        output=url,
         shards=len(records),
         shards_failed=len(result.failed),
         rows_ok=ok,
@@ -149,18 +203,18 @@ def summarise(
 
 
 def _complete_message(
-    result: Result, layout: Layout, ok: int, bad: int, by_class: dict[str, int], closed: bool
+    result: Result, url: str, ok: int, bad: int, by_class: dict[str, int], closed: bool
 ) -> str:
     reasons = ", ".join(f"{name} {count}" for name, count in by_class.items())
     rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
     if not result.done and closed:
-        return f"done: {rows}, no audio had to be computed -> {layout.url()}"
+        return f"done: {rows}, no audio had to be computed -> {url}"
     if not result.done:
-        return f"nothing to do, all shards are committed: {rows} -> {layout.url()}"
+        return f"nothing to do, all shards are committed: {rows} -> {url}"
     # Speed is audio that went through the models; a run with bad rows alone has none.
     speed = result.seconds / result.worked_s if result.worked_s else 0.0
     took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
-    return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
+    return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {url}"
 
 
 def run_job(
@@ -269,8 +323,9 @@ class Run:
         if sharing.joins and sharing.works:
             member = stack.enter_context(DriverMembership(layout))
         with ExitStack() as until_open:
-            held = until_open if sharing.joins else stack
-            lock = held.enter_context(opening(layout, sharing, shares=self.again is None))
+            lock = opening(layout, sharing, shares=self.again is None)
+            if lock is not None:
+                (until_open if sharing.joins else stack).enter_context(lock)
             if self.again is not None:
                 self.tell("looking for shards to process again")
             opens = UNFENCED if lock is None else lock.fence
@@ -364,7 +419,7 @@ class Run:
         def read(shard_id: str) -> Committed | None:
             known = job.again.get(shard_id, Recommit())
             record = read_commit(job.layout, shard_id, known.generation)
-            return None if record is None else committed_of(record)
+            return None if record is None else Committed.of(record)
 
         def on_tick() -> None:
             if lease is not None:
@@ -420,27 +475,20 @@ class Run:
         if not job.again and len(known) < len(job.plan.shards):
             # Other drivers have committed shards since this driver read the commits.
             planned = {shard.shard_id for shard in job.plan.shards}
-            others = commits_as(job.layout, committed_of, without=known)
+            others = commits_as(job.layout, Committed.of, without=known)
             before = before | {name: one for name, one in others.items() if name in planned}
         missing = len(job.plan.shards) - len(before) - len(result.done)
         left = [shard for shard in job.copies if shard.shard_id not in before]
         if left and missing == len(left):
             copy_equal(job.layout, job.dataset, left, self.tell, job.fence)
-            found = commits_as(job.layout, committed_of, without=before.keys() | result.done.keys())
+            found = commits_as(job.layout, Committed.of, without=before.keys() | result.done.keys())
             result.done |= {shard.shard_id: found[shard.shard_id] for shard in left}
             missing = 0
         counted = _snapshot_path(job.layout)
         if not missing:
             self.tell("writing the index")
-            close(
-                job.layout,
-                sharing,
-                before | result.done,
-                anew=bool(result.done) or before != job.before,
-                licenses=job.spec.licenses.to_dict(),
-                dataset=job.dataset,
-                fence=job.fence,
-            )
+            anew = bool(result.done) or before != job.before
+            close(job, sharing, before | result.done, anew=anew)
         elif job.again and result.done:
             # Replaced commits count at once; the other shards keep their earlier commits.
             with suppress(CommitError):
@@ -450,15 +498,7 @@ class Run:
         closed = counted is not None and _snapshot_path(job.layout) != counted
         if closed:
             self._tell_outdated(job.layout)
-        end = summarise(
-            result,
-            before=list(before.values()),
-            shards=len(job.plan.shards),
-            layout=job.layout,
-            max_bad_fraction=job.spec.run.max_bad_fraction,
-            skipped=skipped_text(job.plan.skipped),
-            closed=closed,
-        )
+        end = summarise(job, result, [*before.values()], closed=closed)
         self.sink(end)
         return end
 

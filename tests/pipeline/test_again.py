@@ -16,7 +16,7 @@ from earmill import open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver import events, sharing
+from earmill.pipeline.driver import events
 from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.operations import run_job as driver
 from earmill.pipeline.operations.retry import RowFilter, stored_job
@@ -149,7 +149,7 @@ def test_a_retry_that_was_killed_while_closing_is_closed_by_the_same_command(
 
     job.restore(BAD, ALSO_BAD)
     with monkeypatch.context() as patch:
-        patch.setattr(sharing, "finalise", killed)
+        patch.setattr("earmill.pipeline.operations.run_job.finalise", killed)
         with pytest.raises(Killed):
             go(job.spec, RowFilter().choose)
     assert not verify(job.layout).ok and not RowFilter().choose(job.layout)

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
+from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.operations.run_job import CommitReader
 from tests.pipeline.runners import shard

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from earmill.pipeline.common.errors import SourceOutage
-from earmill.pipeline.dataset.commit_record import read_commit
+from earmill.pipeline.dataset.commit_record import Committed, read_commit
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_ledger import Committed, Result
+from earmill.pipeline.driver.shard_ledger import Result
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import base as sources_base
 from earmill.pipeline.sources import fetch as fetch_module

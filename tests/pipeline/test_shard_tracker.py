@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_ledger import Assignment, Committed, ShardLedger, ShardWork
+from earmill.pipeline.driver.shard_ledger import Assignment, ShardLedger, ShardWork
 from earmill.pipeline.worker.messages import LostCall, Outcome
 from tests.pipeline.outages import Clock
 from tests.pipeline.runners import shard
