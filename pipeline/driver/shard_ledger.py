@@ -27,9 +27,10 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from earmill.pipeline.dataset.commit_record import Committed
+from earmill.pipeline.dataset.commit_record import READ_THREADS, Committed
 from earmill.pipeline.driver import events
 from earmill.pipeline.planning.shards import Shard, item_seconds
 from earmill.pipeline.sources.base import Item
@@ -218,8 +219,8 @@ class Result:
 
 class ShardLedger:
     """All shards of a run and the rules by which they move to `result.done` or `result.failed`.
-    `committed` reads a shard's commit record; just before, its shard is named to `look_ahead`. Rows
-    that an earlier run could read are `witnesses`."""
+    `committed` reads a shard's commit record, in any thread. Rows that an earlier run could read
+    are `witnesses`."""
 
     def __init__(
         self,
@@ -230,9 +231,10 @@ class ShardLedger:
         sink: events.Sink = events.ignore,
         breaker: CircuitBreaker | None = None,
         witnesses: Iterable[Item] = (),
-        look_ahead: Callable[[Sequence[str]], None] = lambda shards: None,
     ) -> None:
-        self._committed, self._look_ahead = committed, look_ahead
+        self._committed = committed
+        self._readers = ThreadPoolExecutor(READ_THREADS, "commits")
+        self._begun: dict[str, Future[Committed | None]] = {}
         self._max_attempts, self._sink = max_attempts, sink
         self._breaker = breaker or CircuitBreaker()
         self._witnesses = deque(witnesses, maxlen=WITNESSES)
@@ -309,8 +311,13 @@ class ShardLedger:
             (self._suspects if work.failures else self._pending).appendleft(work)
 
     def look_ahead(self, works: Iterable[ShardWork]) -> None:
-        """Begin to read the commit records of shards for which `shard_ended` is called next."""
-        self._look_ahead([work.shard_id for work in works if not self._is_settled(work)])
+        """Begin to read the commit records of shards for which `shard_ended` is called next: one
+        read after the other would limit a job on a store to some tens of shards a second. Reads
+        that were begun for earlier attempts are dropped."""
+        names = {work.shard_id for work in works if not self._is_settled(work)}
+        self._begun = {}
+        if len(names) > 1:
+            self._begun = {name: self._readers.submit(self._committed, name) for name in names}
 
     def shard_ended(
         self, work: ShardWork, outcome: Outcome | LostCall, *, certain: bool = True
@@ -373,7 +380,8 @@ class ShardLedger:
         return work.shard_id in self.result.done or work.shard_id in self.result.failed
 
     def _complete(self, work: ShardWork) -> bool:
-        record = self._committed(work.shard_id)
+        begun = self._begun.pop(work.shard_id, None)
+        record = self._committed(work.shard_id) if begun is None else begun.result()
         if record is None:
             return False
         self.result.done[work.shard_id] = record

@@ -9,7 +9,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -23,7 +22,6 @@ from earmill.pipeline.common.errors import (
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
 from earmill.pipeline.dataset.commit_record import (
-    READ_THREADS,
     Committed,
     Recommit,
     commits_as,
@@ -86,27 +84,6 @@ from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
 # Returns, for a worker's job, the function that builds its runner inside the worker's process.
 RunnerFactory = Callable[[WorkerJob], Callable[[], ShardRunner]]
-
-
-class CommitReader:
-    """Reads commit records for `ShardLedger`, with `side_by_side` several at a time: the round trip
-    to a store would limit a job to some tens of shards a second."""
-
-    def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
-        self._read = read
-        self._threads = ThreadPoolExecutor(READ_THREADS, "commits") if side_by_side else None
-        self._begun: dict[str, Future[Committed | None]] = {}
-
-    def look_ahead(self, shards: Sequence[str]) -> None:
-        """Begin to read the records of these shards, and drop reads that were begun before."""
-        self._begun = {}
-        if self._threads is not None and len(shards) > 1:
-            self._begun = {shard: self._threads.submit(self._read, shard) for shard in {*shards}}
-
-    def __call__(self, shard_id: str) -> Committed | None:
-        """Return the record of a shard as of now, or as of the end of its attempt."""
-        begun = self._begun.pop(shard_id, None)
-        return self._read(shard_id) if begun is None else begun.result()
 
 
 def close(
@@ -416,7 +393,7 @@ class Run:
             living = places.of_living(pool)
             return sum(on_a_gpu if place.num_gpus else CONCURRENT_SHARDS for place in living)
 
-        def read(shard_id: str) -> Committed | None:
+        def committed(shard_id: str) -> Committed | None:
             known = job.again.get(shard_id, Recommit())
             record = read_commit(job.layout, shard_id, known.generation)
             return None if record is None else Committed.of(record)
@@ -432,14 +409,12 @@ class Run:
 
         pool = WorkerPool(session.workers(request_of), len(placements))
         shards = {shard.shard_id: shard for shard in job.pending}
-        committed = CommitReader(read, side_by_side=not job.layout.is_local)
         ledger = ShardLedger(
             job.pending if shared is None else (),
             committed,
             max_attempts=run.max_attempts,
             sink=self.sink,
             witnesses=job.witnesses(),
-            look_ahead=committed.look_ahead,
         )
         ledger.more_to_come = shared is not None
         return Scheduler(
