@@ -319,9 +319,7 @@ class ShardLedger:
         if len(names) > 1:
             self._begun = {name: self._readers.submit(self._committed, name) for name in names}
 
-    def shard_ended(
-        self, work: ShardWork, outcome: Outcome | LostCall, *, certain: bool = True
-    ) -> None:
+    def shard_ended(self, work: ShardWork, outcome: Outcome, *, certain: bool = True) -> None:
         """Take the result of an attempt on a whole shard; `work.copies` no longer counts it. It is
         `certain` if the shard was alone on its worker, or the worker named it. A loss that is not
         `certain` makes the shard a suspect, but is not counted as a failure of the shard."""
@@ -345,7 +343,7 @@ class ShardLedger:
         else:
             self._charge(work, outcome.message or "its commit record is missing", True)
 
-    def probe_ended(self, work: ShardWork, outcome: Outcome | LostCall) -> None:
+    def probe_ended(self, work: ShardWork, outcome: Outcome) -> None:
         search = work.search
         if search is None or self._is_settled(work):
             return
@@ -354,7 +352,7 @@ class ShardLedger:
             self._meet(work, outcome.outage, reason)
             self._searches.appendleft(work)
             return
-        if isinstance(outcome, Outcome) and outcome.stage == "publish":
+        if outcome.stage == "publish":
             # The probe found no room to write, which says nothing about its rows.
             work.fruitless += 1
             if outcome.permanent:
@@ -365,7 +363,7 @@ class ShardLedger:
                 self._searches.appendleft(work)
             return
         known = len(search.culprits)
-        search.report(failed=isinstance(outcome, LostCall) or not outcome.ok, reason=reason)
+        search.report(failed=not outcome.ok, reason=reason)
         for row_id in list(search.culprits)[known:]:
             self._sink(events.CulpritFound(work.shard_id, row_id, reason))
         if not search.done:

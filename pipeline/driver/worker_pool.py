@@ -17,7 +17,7 @@ from earmill.pipeline.driver.executors import Workers
 from earmill.pipeline.driver.placement import Node, Placement, place_workers
 from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.spec.job import RunSpec
-from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, WorkerInfo
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, WorkerInfo
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")
@@ -99,7 +99,7 @@ class WorkerPool:
         self,
         timeout_s: float,
         heads_up: Callable[[Sequence[WorkerCall]], None] = lambda calls: None,
-    ) -> Iterator[tuple[WorkerCall, Outcome | LostCall]]:
+    ) -> Iterator[tuple[WorkerCall, Outcome]]:
         """Yield calls that ended, with results; `heads_up` gets all of them before the first."""
         if not self._calls:
             time.sleep(timeout_s)

@@ -69,7 +69,7 @@ class World:
         spared = one.work.order().culprits if one.probe is None else {}
         return any(item.row_id in self.culprits and item.row_id not in spared for item in items)
 
-    def end(self, one: Assignment, outcome: Outcome | LostCall, *, certain: bool) -> None:
+    def end(self, one: Assignment, outcome: Outcome, *, certain: bool) -> None:
         one.work.copies -= 1
         if one.probe is not None:
             self.ledger.probe_ended(one.work, outcome)

@@ -327,9 +327,7 @@ class RayWorkers:
         group = CONTROL if kind == "status" else SHARDS
         return getattr(worker, kind).options(concurrency_group=group).remote(*args)
 
-    def ended(
-        self, calls: Collection[Any], timeout_s: float
-    ) -> Iterator[tuple[Any, Outcome | LostCall]]:
+    def ended(self, calls: Collection[Any], timeout_s: float) -> Iterator[tuple[Any, Outcome]]:
         import ray
 
         refs = list(calls)
@@ -346,7 +344,7 @@ class RayWorkers:
         ray.kill(worker, no_restart=True)
 
 
-def _result(ref: Any) -> Outcome | LostCall:
+def _result(ref: Any) -> Outcome:
     import ray
     from ray.exceptions import (
         ActorDiedError,
