@@ -17,13 +17,14 @@ from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
     commits,
+    commits_as,
     plan_row_of,
     quarantined_rows,
-    reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
+from earmill.pipeline.dataset.snapshot import good_plan_rows, read_snapshot, require_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.operations.open_job import Changes, compare, other_features
 from earmill.pipeline.operations.retry import RowFilter
@@ -190,19 +191,17 @@ class Update:
 
     def _relabelled(self, listed: Mapping[str, Item]) -> dict[str, Place]:
         """Return good rows of which only carried-through columns have changed."""
-        changed = frozenset(self.changes.changed)
-        found = {
+        if not self.changes.changed:
+            return {}
+        snapshot = read_snapshot(self.layout, require_current(self.layout))
+        good = good_plan_rows(self.layout, snapshot) & {*self.changes.changed}
+        return {
             item.row_id: (shard.shard_id, item.row_id)
             for shard in self.plan.shards
             for item in shard.items
-            if item.row_id in changed
+            if item.row_id in good
             and not other_features(item, listed[item.row_id], self.spec.listener_columns)
         }
-        shards = {shard for shard, _ in found.values()}
-        records = {k: record for k, record in commits(self.layout).items() if k in shards}
-        tables = _row_tables(self.layout, records, ["plan_row_id"])
-        good = {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
-        return {row_id: place for row_id, place in found.items() if place in good}
 
     def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
         """Return new rows with the bytes and span of a committed row; reads files of equal size.
@@ -246,21 +245,15 @@ def committed_bytes(
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]
+
+    def alike(record: CommitRecord) -> list[dict[str, Any]]:
+        rows = read_table(layout, str(record.path("rows")), columns).to_pylist()
+        return [row for row in rows if row["nbytes"] in sizes and row["bytes_sha256"]]
+
     found: dict[tuple[Any, ...], Place] = {}
-    for shard, rows in _row_tables(layout, commits(layout), columns):
+    for shard, rows in commits_as(layout, alike).items():
         for row in rows:
-            if row["nbytes"] in sizes and row["bytes_sha256"]:
-                row_id, span = row["plan_row_id"], [row[name] for name in SPAN]
-                key = (row["nbytes"], *span, parts.get(row_id), row["bytes_sha256"])
-                found.setdefault(key, (shard, row_id))
+            row_id, span = row["plan_row_id"], [row[name] for name in SPAN]
+            key = (row["nbytes"], *span, parts.get(row_id), row["bytes_sha256"])
+            found.setdefault(key, (shard, row_id))
     return found
-
-
-def _row_tables(
-    layout: Layout, records: Mapping[str, CommitRecord], columns: list[str]
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    def read(record: CommitRecord) -> list[dict[str, Any]]:
-        return read_table(layout, str(record.path("rows")), columns).to_pylist()
-
-    with reading_pool(layout, len(records)) as pool:
-        yield from zip(records, pool.map(read, records.values()), strict=True)
