@@ -188,24 +188,19 @@ def open_job(
     again: Chooser | None,
     beside: bool,
     stored: DatasetFile | None,
-    fences: tuple[Fence, Fence] = (UNFENCED, UNFENCED),
+    opens: Fence = UNFENCED,
+    fence: Fence = UNFENCED,
     on_step: Callable[[str], None] = lambda text: None,
 ) -> OpenJob:
     """Write or check plan and dataset.json; refuse to go on with an output unless `resume` is set.
     `again` chooses commits to replace. A driver `beside` others holds no lock. `stored` is the
-    output's description. `fences` are for the opening of the job, and for the run."""
-
-    def may_write(layout: Layout) -> None:
-        for fence in {*fences}:
-            fence.check(layout)
-
-    opening, fence = fences
+    output's description. The fence `opens` is for the opening of the job, `fence` for the run."""
     wanted = describe(spec, plan, models)
     if stored is None:
-        may_write(layout)
+        opens.check(layout)
         plan.write(layout)
-        dataset = open_dataset(layout, wanted, may_write)
-        look_again(layout, dataset, opening)
+        dataset = open_dataset(layout, wanted, opens.check)
+        look_again(layout, dataset, opens)
     else:
         check_dataset(stored, wanted)
         dataset = stored
@@ -220,17 +215,17 @@ def open_job(
             f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
             f"add --resume to go on with it{hint}, or use another output.uri"
         )
-    may_write(layout)
+    opens.check(layout)
     if not beside:
         clear_scratch(layout)
     sweep()  # temporary files of drivers and workers that were killed
-    if not beside and carry_over(layout, dataset, plan, on_step, opening):
+    if not beside and carry_over(layout, dataset, plan, on_step, opens):
         before = commits_as(layout, Committed.of, without=chosen)
     left = [shard for shard in plan.shards if shard.shard_id not in before]
     waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()
     copies = tuple(shard for shard in left if shard.shard_id in waiting)
     pending = tuple(shard for shard in left if shard.shard_id not in waiting)
-    may_write(layout)
+    opens.check(layout)
     again_ = open_again(layout, chosen)
     return OpenJob(spec, layout, plan, dataset, before, pending, again_, copies, fence)
 

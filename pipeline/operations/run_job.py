@@ -305,11 +305,11 @@ class Run:
                 (until_open if sharing.joins else stack).enter_context(lock)
             if self.again is not None:
                 self.tell("looking for shards to process again")
-            opens = UNFENCED if lock is None else lock.fence
             lease = member if sharing.joins else lock
             fence = UNFENCED if lease is None else lease.fence
+            # A driver that needs the output alone takes the lock before it evicts members.
+            opens = fence if lock is None else lock.fence
             until_open.enter_context(opens.says_why(layout))
-            until_open.enter_context(fence.says_why(layout))
             stored = stored_dataset(self.spec, layout)
             if stored is None and (lock is None or self.stored is not None):
                 raise overtaken(layout)
@@ -327,7 +327,8 @@ class Run:
                 again=self.again,
                 beside=lock is None,
                 stored=stored,
-                fences=(opens, fence),
+                opens=opens,
+                fence=fence,
                 on_step=self.tell,
             )
             if self.stored is None and lock is not None:
