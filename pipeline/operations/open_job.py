@@ -1,38 +1,24 @@
-"""Open a job: store or check its plan and dataset.json, and find the shards of the stored plan
-without a commit. A stored plan never changes, whatever the source lists now."""
+"""An opened job: its plan, its description, the shards without a commit, and changes of its source.
+A stored plan never changes, whatever the source lists now."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
 
 from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
-from earmill.pipeline.dataset.commit_record import (
-    Committed,
-    Recommit,
-    commits_as,
-    some,
-)
-from earmill.pipeline.dataset.copied_rows import carry_over
-from earmill.pipeline.dataset.description import (
-    DatasetFile,
-    check_dataset,
-    open_dataset,
-    read_dataset,
-)
+from earmill.pipeline.dataset.commit_record import Committed, Recommit, some
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import run_provenance
-from earmill.pipeline.dataset.revision import look_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import SourceChanged
 from earmill.pipeline.driver.shard_ledger import WITNESSES, smallest
 from earmill.pipeline.formats.format import BINARY, stored_streams
-from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, extra_json
 from earmill.pipeline.sources.base import Item, Reference, Source, listing
@@ -41,7 +27,6 @@ from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.spec.models import BuiltModel
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.scratch import clear_scratch, sweep
 
 WHAT_TO_DO = "this output keeps to its plan: `earmill extract` with --update takes them in"
 
@@ -175,59 +160,6 @@ def stored_dataset(
             f"{layout.url()} belongs to another spec (different: {changed}); {advice}"
         )
     return stored
-
-
-def open_job(
-    spec: JobSpec,
-    layout: Layout,
-    plan: Plan,
-    models: Sequence[BuiltModel],
-    source: Source,
-    *,
-    resume: bool,
-    again: Chooser | None,
-    beside: bool,
-    stored: DatasetFile | None,
-    opens: Fence = UNFENCED,
-    fence: Fence = UNFENCED,
-    on_step: Callable[[str], None] = lambda text: None,
-) -> OpenJob:
-    """Write or check plan and dataset.json; refuse to go on with an output unless `resume` is set.
-    `again` chooses commits to replace. A driver `beside` others holds no lock. `stored` is the
-    output's description. The fence `opens` is for the opening of the job, `fence` for the run."""
-    wanted = describe(spec, plan, models)
-    if stored is None:
-        opens.check(layout)
-        plan.write(layout)
-        dataset = open_dataset(layout, wanted, opens.check)
-        look_again(layout, dataset, opens)
-    else:
-        check_dataset(stored, wanted)
-        dataset = stored
-    chosen = again(layout) if again is not None else {}
-    before = commits_as(layout, Committed.of, without=chosen)
-    if before and not (resume or beside):
-        hint = ""
-        with suppress(EarmillError):
-            if changes := compare(plan.items(), listing(source)):
-                hint = f", --update to take in what has changed in the source ({changes})"
-        raise OutputError(
-            f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
-            f"add --resume to go on with it{hint}, or use another output.uri"
-        )
-    opens.check(layout)
-    if not beside:
-        clear_scratch(layout)
-    sweep()  # temporary files of drivers and workers that were killed
-    if not beside and carry_over(layout, dataset, plan, on_step, opens):
-        before = commits_as(layout, Committed.of, without=chosen)
-    left = [shard for shard in plan.shards if shard.shard_id not in before]
-    waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()
-    copies = tuple(shard for shard in left if shard.shard_id in waiting)
-    pending = tuple(shard for shard in left if shard.shard_id not in waiting)
-    opens.check(layout)
-    again_ = open_again(layout, chosen)
-    return OpenJob(spec, layout, plan, dataset, before, pending, again_, copies, fence)
 
 
 def describe(spec: JobSpec, plan: Plan, models: Sequence[BuiltModel]) -> DatasetFile:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import (
     CommitError,
+    EarmillError,
     LockedError,
     OutputError,
     RunStopped,
@@ -21,62 +22,54 @@ from earmill.pipeline.common.errors import (
 )
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
-from earmill.pipeline.dataset.commit_record import (
-    Committed,
-    Recommit,
-    commits_as,
-    read_commit,
+from earmill.pipeline.dataset.commit_record import Committed, Recommit, commits_as, read_commit
+from earmill.pipeline.dataset.copied_rows import carry_over, copy_equal
+from earmill.pipeline.dataset.description import (
+    DatasetFile,
+    check_dataset,
+    check_same,
+    open_dataset,
 )
-from earmill.pipeline.dataset.copied_rows import copy_equal
-from earmill.pipeline.dataset.description import DatasetFile, check_same
 from earmill.pipeline.dataset.driver_lock import (
     UNFENCED,
     BlockClaims,
     DriverLock,
     DriverMembership,
+    Fence,
     Heartbeat,
     clear_claims,
     overtaken,
 )
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.revision import restate_licenses
-from earmill.pipeline.dataset.snapshot import (
-    is_closed,
-    outdated_text,
-    read_current,
-    read_snapshot,
-)
+from earmill.pipeline.dataset.revision import look_again, restate_licenses
+from earmill.pipeline.dataset.snapshot import is_closed, outdated_text, read_current, read_snapshot
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import Session, WorkerRequest, executor_of
 from earmill.pipeline.driver.placement import cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
-from earmill.pipeline.driver.sharing import (
-    TURN_S,
-    SharingPolicy,
-    claim_ahead,
-    opening,
-    sharing_of,
-)
+from earmill.pipeline.driver.sharing import TURN_S, SharingPolicy, claim_ahead, opening, sharing_of
 from earmill.pipeline.driver.telemetry import observed
 from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.operations.open_job import (
     OpenJob,
-    open_job,
+    compare,
+    describe,
     source_changed,
     stored_dataset,
 )
-from earmill.pipeline.operations.retry import Chooser
+from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
+from earmill.pipeline.sources.base import listing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import built_models, check_references_used
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.scratch import clear_scratch
+from earmill.pipeline.storage.scratch import clear_scratch, sweep
 from earmill.pipeline.worker.launches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
@@ -317,23 +310,51 @@ class Run:
             plan = self.plan
             if plan is None or (stored is not None and stored != self.stored):
                 plan = self._make_plan(stored)
-            job = open_job(
-                self.spec,
-                layout,
-                plan,
-                self.models,
-                self.source,
-                resume=self.resume,
-                again=self.again,
-                beside=lock is None,
-                stored=stored,
-                opens=opens,
-                fence=fence,
-                on_step=self.tell,
-            )
+            job = self._open_output(plan, stored, opens, fence, beside=lock is None)
             if self.stored is None and lock is not None:
                 opens.check(layout)
         return job, lease
+
+    def _open_output(
+        self, plan: Plan, stored: DatasetFile | None, opens: Fence, fence: Fence, *, beside: bool
+    ) -> OpenJob:
+        """Write or check plan and dataset.json; refuse to go on with an output unless `resume` is
+        set. A driver `beside` others holds no lock. The fence `opens` is for the opening of the
+        job, `fence` for the run."""
+        layout = self.layout
+        wanted = describe(self.spec, plan, self.models)
+        if stored is None:
+            opens.check(layout)
+            plan.write(layout)
+            dataset = open_dataset(layout, wanted, opens.check)
+            look_again(layout, dataset, opens)
+        else:
+            check_dataset(stored, wanted)
+            dataset = stored
+        chosen = self.again(layout) if self.again is not None else {}
+        before = commits_as(layout, Committed.of, without=chosen)
+        if before and not (self.resume or beside):
+            hint = ""
+            with suppress(EarmillError):
+                if changes := compare(plan.items(), listing(self.source)):
+                    hint = f", --update to take in what has changed in the source ({changes})"
+            raise OutputError(
+                f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this "
+                f"job; add --resume to go on with it{hint}, or use another output.uri"
+            )
+        opens.check(layout)
+        if not beside:
+            clear_scratch(layout)
+        sweep()  # temporary files of drivers and workers that were killed
+        if not beside and carry_over(layout, dataset, plan, self.tell, opens):
+            before = commits_as(layout, Committed.of, without=chosen)
+        left = [shard for shard in plan.shards if shard.shard_id not in before]
+        waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()
+        copies = tuple(shard for shard in left if shard.shard_id in waiting)
+        pending = tuple(shard for shard in left if shard.shard_id not in waiting)
+        opens.check(layout)
+        again = open_again(layout, chosen)
+        return OpenJob(self.spec, layout, plan, dataset, before, pending, again, copies, fence)
 
     def _make_plan(self, stored: DatasetFile | None) -> Plan:
         if stored is not None:

@@ -16,6 +16,7 @@ import yaml
 from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.commit_record import committed_shards
+from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.planning.make_plan import make_plan
@@ -113,18 +114,9 @@ def prepare(job: Path) -> None:
     """Begin the dataset as the driver does, then commit every shard."""
     spec = JobSpec.load(job)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    from earmill.pipeline.operations.open_job import open_job
-    from earmill.pipeline.spec.models import built_models
-
-    source = open_source(spec.source)
-    plan = make_plan(source, spec)
-    open_job(
-        *(spec, layout, plan, built_models(spec), source),
-        resume=False,
-        again=None,
-        beside=False,
-        stored=None,
-    )
+    plan = make_plan(open_source(spec.source), spec)
+    plan.write(layout)
+    open_dataset(layout, worker_job(spec, plan, 1, job.parent).dataset)
     commit_all(job)
 
 
