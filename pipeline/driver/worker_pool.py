@@ -169,27 +169,20 @@ ID_DIGITS = 8  # Digits of a node's id in messages.
 
 
 class WorkerPlacements:
-    """The places of a run's workers, by the index of their slots, as a cluster's nodes come and go.
-    `seen` returns the last view of the cluster; None if no node comes or goes."""
+    """The places of a run's workers, by the index of their slots, as a cluster's nodes come and
+    go."""
 
-    def __init__(
-        self,
-        places: Sequence[Placement],
-        run: RunSpec,
-        *,
-        seen: Callable[[], Sequence[Node] | None],
-        sink: events.Sink = events.ignore,
-    ) -> None:
+    def __init__(self, places: Sequence[Placement], run: RunSpec, sink: events.Sink) -> None:
         self.places = list(places)
-        self._run, self._seen, self._sink = run, seen, sink
+        self._run, self._sink = run, sink
         self._last: Sequence[Node] | None = None
 
     def of_living(self, pool: WorkerPool) -> list[Placement]:
         return [self.places[slot.index] for slot in pool.slots if slot.state != DEAD]
 
-    def follow(self, pool: WorkerPool, ledger: ShardLedger) -> None:
-        """Start and give up workers as the cluster has changed; called at every tick."""
-        view = self._seen()
+    def follow(self, pool: WorkerPool, ledger: ShardLedger, view: Sequence[Node] | None) -> None:
+        """Start and give up workers as the cluster has changed. `view` is the last view of the
+        cluster, None if no node comes or goes."""
         if view is None or view is self._last:
             return
         self._last = view

@@ -388,7 +388,7 @@ class Run:
         """Return the scheduler of the pending shards, with a worker for each place."""
         run, nodes = self.spec.run, session.nodes
         placements = place_workers(nodes, run, at_most=len(job.pending))
-        places = WorkerPlacements(placements, run, seen=session.seen, sink=self.sink)
+        places = WorkerPlacements(placements, run, self.sink)
         if note := cpu_note(nodes, run):
             self.sink(events.Note(note))
         planned = len(job.plan.shards)
@@ -423,8 +423,7 @@ class Run:
         def on_tick() -> None:
             if lease is not None:
                 lease.check()
-            session.check()
-            places.follow(pool, ledger)
+            places.follow(pool, ledger, session.seen())
             if shared is not None:
                 stays = self.sharing.stays
                 claim_ahead(shared, shards, ledger, ahead=in_flight(), stays=stays)

@@ -38,7 +38,7 @@ class Run:
         self.all: list[Shard] = [shard(f"{i:05d}", "ok") for i in range(shards)]
         self.ledger = ShardLedger(self.all, lambda _: None, max_attempts=3)
         places = place_workers(list(nodes), spec, at_most=shards)
-        self.roster = WorkerPlacements(places, spec, seen=lambda: self.view, sink=self._hear)
+        self.roster = WorkerPlacements(places, spec, self._hear)
         self.pool = WorkerPool(self.workers, len(places))
         self.pool.start()
         self.warm()
@@ -58,7 +58,7 @@ class Run:
         self.follow()
 
     def follow(self) -> None:
-        self.roster.follow(self.pool, self.ledger)
+        self.roster.follow(self.pool, self.ledger, self.view)
 
     def send(self, slot: WorkerSlot) -> WorkerCall:
         assignment = self.ledger.next(idle=True)

@@ -59,10 +59,9 @@ class Workers(Protocol):
 class Session:
     nodes: list[Node]
     workers: Callable[[Callable[[int], WorkerRequest]], Workers]  # From a description by index.
-    # Returns the machines now; None if machines never come or go, or before the first look.
+    # Returns the machines now; None if machines never come or go, or before the first look. Raises
+    # ClusterLost if they are gone. Called at every tick of the driver loop.
     seen: Callable[[], Sequence[Node] | None] = lambda: None
-    # Raises ClusterLost if the machines are gone; called at every tick of the driver loop.
-    check: Callable[[], None] = lambda: None
 
 
 class Executor(Protocol):
