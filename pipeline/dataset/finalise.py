@@ -48,6 +48,7 @@ from earmill.pipeline.dataset.snapshot import (
     Snapshot,
     compare_snapshots,
     described,
+    described_file,
     known_snapshots,
     moments_of,
     name_of,
@@ -104,8 +105,8 @@ def finalise(
     file = _store(layout, index, fence)
     made = Snapshot(
         index=file,
-        plan=_read(layout, paths.plan_path(dataset.plan_id)),
-        dataset=_read(layout, dataset.path),
+        plan=described_file(layout, paths.plan_path(dataset.plan_id)),
+        dataset=described_file(layout, dataset.path),
         commits={
             shard: CommitRef(record.generation, record.attempt, record.sha256)
             for shard, record in records.items()
@@ -218,11 +219,11 @@ def _refuse_changed(
         for shard, ref in before.commits.items()
         if (record := records.get(shard)) is not None and ref.is_lost_in(record)
     ]
-    plan = _read(layout, paths.plan_path(dataset.plan_id))
+    plan = described_file(layout, paths.plan_path(dataset.plan_id))
     if plan.path == before.plan.path and plan != before.plan:
         changed.append(plan.path)
     if dataset.path == before.dataset.path and not _same_dataset(
-        _read(layout, dataset.path), before.dataset, dataset
+        described_file(layout, dataset.path), before.dataset, dataset
     ):
         changed.append(dataset.path)
     if changed:
@@ -301,10 +302,6 @@ def _store_snapshot(
         made = replace(made, entry=entry)
     fence.check(layout)
     return made, put_named(layout, paths.snapshot_path, made.to_json().encode()), known
-
-
-def _read(layout: Layout, rel: str) -> OutFile:
-    return described(rel, layout.read_bytes(rel))
 
 
 def build_index(lines: Sequence[pa.Table], plan: Mapping[str, Sequence[str]]) -> pa.Table:

@@ -186,6 +186,10 @@ def described(path: str, content: bytes) -> OutFile:
     return OutFile(path, len(content), _sha256(content))
 
 
+def described_file(layout: Layout, path: str) -> OutFile:
+    return described(path, layout.read_bytes(path))
+
+
 def name_of(content: bytes) -> str:
     """Return the name of an immutable file: the start of its sha256."""
     return _sha256(content)[:CONTENT_CHARS]

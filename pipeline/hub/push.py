@@ -27,7 +27,7 @@ from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.snapshot import (
     Current,
     LogEntry,
-    described,
+    described_file,
     read_current,
     read_snapshot,
     require_current,
@@ -79,18 +79,16 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
 
 
 def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
-    def small(path: str) -> OutFile:
-        """Return a file whose hash is in no record."""
-        return described(path, layout.read_bytes(path))
-
     snapshot, records = read_snapshot(layout, current), commits(layout)
     yield from (current.snapshot, *current.cards)
     yield from (snapshot.index, snapshot.plan, snapshot.dataset)
-    yield small(CURRENT_FILE)
+    # Files whose hashes are in no record.
+    yield described_file(layout, CURRENT_FILE)
     if snapshot.dataset.path != DATASET_FILE:
-        yield small(DATASET_FILE)
+        yield described_file(layout, DATASET_FILE)
     plan_id = snapshot.plan.path.removeprefix("plan/").removesuffix(".parquet")
-    yield from map(small, layout.list(f"plan/{plan_id}"))
+    for part in layout.list(f"plan/{plan_id}"):
+        yield described_file(layout, part)
     change = require_dataset(layout).change
     if change is not None and change.carried is not None:
         yield change.carried
