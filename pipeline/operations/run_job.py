@@ -121,12 +121,23 @@ def summarise(
     most_bad = job.spec.run.max_bad_fraction
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
+    # Speed is audio that went through the models; a run with bad rows alone has none.
+    speed = result.seconds / result.worked_s if result.worked_s else 0.0
     by_class: dict[str, int] = {}
     if len(records) == shards:
-        status, exit_code = "done" if result.done or closed else "nothing_to_do", EXIT_DONE
         counted = sum((Counter(record.bad_by_class) for record in records), Counter[str]())
         by_class = dict(counted.most_common())
-        message = _complete_message(result, url, ok, bad, by_class, closed)
+        reasons = ", ".join(f"{name} {count}" for name, count in by_class.items())
+        rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
+        status, exit_code = "done", EXIT_DONE
+        if result.done:
+            took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
+            message = f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {url}"
+        elif closed:
+            message = f"done: {rows}, no audio had to be computed -> {url}"
+        else:
+            status = "nothing_to_do"
+            message = f"nothing to do, all shards are committed: {rows} -> {url}"
         if skipped := skipped_text(job.plan.skipped):
             message += f"; {skipped}"
         if bad > most_bad * (ok + bad):
@@ -166,25 +177,10 @@ def summarise(
         rows_bad=bad,
         seconds=round(result.seconds, 3),
         wall_s=round(result.worked_s, 3),
-        times_real_time=round(result.seconds / result.worked_s, 2) if result.worked_s else 0.0,
+        times_real_time=round(speed, 2),
         bad_by_class=by_class,
         cpu_s=dict(result.cpu_s),
     )
-
-
-def _complete_message(
-    result: Result, url: str, ok: int, bad: int, by_class: dict[str, int], closed: bool
-) -> str:
-    reasons = ", ".join(f"{name} {count}" for name, count in by_class.items())
-    rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
-    if not result.done and closed:
-        return f"done: {rows}, no audio had to be computed -> {url}"
-    if not result.done:
-        return f"nothing to do, all shards are committed: {rows} -> {url}"
-    # Speed is audio that went through the models; a run with bad rows alone has none.
-    speed = result.seconds / result.worked_s if result.worked_s else 0.0
-    took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
-    return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {url}"
 
 
 def run_job(
