@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,8 +128,8 @@ def publish_shard(
         fence.check(layout)
         if layout.exists(paths.commit_path(shard_id, generation)):
             return False
-        formats, encoding = dataset.spec["output"]["formats"], encoding_of(dataset)
-        streams, dtype = [StreamInfo.from_dict(each) for each in dataset.streams], encoding.dtype
+        dtype, formats = (dataset.spec["output"][name] for name in ("dtype", "formats"))
+        streams = [StreamInfo.from_dict(info) for info in dataset.streams]
         check_rows(rows, bad, streams, dtype, plan_rows)
         position = {row_id: number for number, row_id in enumerate(plan_rows)}
         rows = sorted(rows, key=lambda row: (position[row.plan_row_id], row.channel))
@@ -138,7 +138,7 @@ def publish_shard(
         with shard.room(folder):
             digest = shard.beside(monitoring.HASH, lambda: digest_rows(rows, streams, dtype))
             moments = shard.beside(monitoring.CHECK, lambda: shard_moments(rows, streams))
-            shard.encode(rows, bad, streams, formats, encoding, digest)
+            shard.encode(rows, bad, streams, dataset, digest)
             by_stream = digest.result().streams
             reasons = Counter(row.error_class for row in bad)
             record = CommitRecord(
@@ -210,23 +210,20 @@ def encoding_of(dataset: DatasetFile) -> Encoding:
     )
 
 
+@dataclass
 class _Shard:
     """One attempt to publish. Steps that need only the rows or a finished part run in one thread
     beside the encoding, as other cores idle while the last shard of a job is published."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        shard_id: str,
-        attempt: str,
-        stages: monitoring.StageTimes,
-        fence: Fence,
-    ) -> None:
-        self.layout, self.stages, self.fence = layout, stages, fence
-        self.shard_id, self.attempt = shard_id, attempt
-        self.folder, self.parts = Path(), dict[str, Path]()
-        self._hashed: list[Future[list[OutFile]]] = []
-        self.timings_s: dict[str, float] = {}
+    layout: Layout
+    shard_id: str
+    attempt: str
+    stages: monitoring.StageTimes
+    fence: Fence
+    folder: Path = Path()
+    parts: dict[str, Path] = field(default_factory=dict)  # Finished parts, by their final path.
+    hashed: list[Future[list[OutFile]]] = field(default_factory=list)
+    timings_s: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def room(self, folder: Path | None) -> Iterator[None]:
@@ -259,14 +256,14 @@ class _Shard:
         rows: Sequence[FeatureRow],
         bad: Sequence[QuarantineRow],
         streams: Sequence[StreamInfo],
-        formats: Sequence[str],
-        encoding: Encoding,
+        dataset: DatasetFile,
         digest: Future[ShardDigest],
     ) -> None:
+        encoding = encoding_of(dataset)
         with monitoring.doing(monitoring.ENCODE):
             scalars = row_table(rows, streams, encoding.extra_types)
         encoding = replace(encoding, scalars=scalars)
-        for fmt in formats:
+        for fmt in dataset.spec["output"]["formats"]:
             chosen = format_of(fmt)
             with self._timed(f"encode_{fmt}", monitoring.ENCODE, monitoring.FOR_FILES):
                 with self._new_part(paths.data_path, chosen.suffix) as path:
@@ -290,11 +287,11 @@ class _Shard:
         name = named(self.shard_id, self.attempt, *more)
         path = self.parts[name] = self.folder / name.replace("/", "-")
         yield path
-        self._hashed.append(self.beside(monitoring.HASH, lambda: _files_of(name, path)))
+        self.hashed.append(self.beside(monitoring.HASH, lambda: _files_of(name, path)))
 
     def hashed_files(self) -> tuple[OutFile, ...]:
         with self._timed("hash", monitoring.HASH):
-            found = [file for files in self._hashed for file in files.result()]
+            found = [file for files in self.hashed for file in files.result()]
             return tuple(sorted(found, key=lambda file: file.path.split("/")))
 
     def upload(self, files: Sequence[OutFile]) -> None:
