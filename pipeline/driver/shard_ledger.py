@@ -311,9 +311,9 @@ class ShardLedger:
             (self._suspects if work.failures else self._pending).appendleft(work)
 
     def look_ahead(self, works: Iterable[ShardWork]) -> None:
-        """Begin to read the commit records of shards for which `shard_ended` is called next: one
-        read after the other would limit a job on a store to some tens of shards a second. Reads
-        that were begun for earlier attempts are dropped."""
+        """Begin to read the commit records of shards for which `shard_ended` is called next. On a
+        store, one read after the other would limit a job to some tens of shards a second. Earlier
+        reads are dropped, because they may be older than the attempts."""
         names = {work.shard_id for work in works if not self._is_settled(work)}
         self._begun = {}
         if len(names) > 1:

@@ -82,8 +82,8 @@ RunnerFactory = Callable[[WorkerJob], Callable[[], ShardRunner]]
 def close(
     job: OpenJob, sharing: SharingPolicy, commits: Mapping[str, Committed], *, anew: bool
 ) -> None:
-    """Write index and cards of a complete dataset, whose `commits` are of all shards, unless
-    another driver does; `anew` if a shard was committed since the index was read."""
+    """Write index and cards of a complete dataset, unless another driver does. The `commits` are of
+    all shards; `anew` if a shard was committed since the index was read."""
     layout, licenses = job.layout, job.spec.licenses.to_dict()
     if not sharing.joins:
         if anew or not is_closed(layout, commits):

@@ -67,8 +67,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class LostCall(Outcome):
-    """A call without an answer: its process has died, is unreachable, or hung and was killed.
-    `outage` is what it waited for; with `memory` the process may have been killed for it."""
+    """A call without an answer: its process has died, is unreachable, or hung and was killed. The
+    call waited for `outage`. With `memory`, the process may have been killed for its memory."""
 
     ok: bool = field(default=False, init=False)
     stage: str = field(default="lost", init=False)

@@ -39,7 +39,7 @@ from tests.pipeline.outputs import (
 from tests.short import only
 from tests.waiting import DEADLINE_S, threads_end
 
-# What the child processes publish.
+# The start of the programs of child processes that publish.
 CHILD = """
 import os, signal, sys
 import numpy as np

@@ -245,7 +245,7 @@ def test_what_a_driver_keeps_of_commits_tells_a_closed_set_and_skips_what_it_kno
         assert (kept[shard].rows_ok, kept[shard].rows_bad) == (record.rows_ok, record.rows_bad)
         assert kept[shard].seconds == record.seconds
         assert kept[shard].nbytes == sum(file.bytes for file in record.files)
-    # What is known already is not read again, whatever has become of it.
+    # A record that is known already is not read again, whatever has become of it.
     layout.write_bytes("commits/00000.json", b"half a rec")
     assert commits_as(layout, Committed.of, without={"00000"}) == {"00001": kept["00001"]}
     with pytest.raises(CommitError, match="00000"):
