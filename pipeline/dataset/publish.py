@@ -212,8 +212,8 @@ def encoding_of(dataset: DatasetFile) -> Encoding:
 
 @dataclass
 class _Shard:
-    """One attempt to publish. Other cores idle while the last shard of a job is published, so steps
-    that need only the rows or a finished part run in a thread beside the encoding."""
+    """One attempt to publish. Steps that need only the rows or a finished part run in a thread
+    beside the encoding, because other cores idle while a job's last shard is published."""
 
     layout: Layout
     shard_id: str
