@@ -61,9 +61,13 @@ class WorkerSlot:
         self.seconds_in_flight = max(0.0, self.seconds_in_flight - seconds)
 
     @property
+    def takes(self) -> int:
+        """Shards that the worker takes at a time, as far as it is known."""
+        return CONCURRENT_SHARDS if self.info is None else self.info.shards
+
+    @property
     def room(self) -> int:
-        takes = CONCURRENT_SHARDS if self.info is None else self.info.shards
-        return takes - len(self.work) if self.state == READY else 0
+        return self.takes - len(self.work) if self.state == READY else 0
 
     @property
     def idle(self) -> bool:
@@ -176,9 +180,6 @@ class WorkerPlacements:
         self.places = list(places)
         self._run, self._sink = run, sink
         self._last: Sequence[Node] | None = None
-
-    def of_living(self, pool: WorkerPool) -> list[Placement]:
-        return [self.places[slot.index] for slot in pool.slots if slot.state != DEAD]
 
     def follow(self, pool: WorkerPool, ledger: ShardLedger, view: Sequence[Node] | None) -> None:
         """Start and give up workers as the cluster has changed. `view` is the last view of the

@@ -51,7 +51,7 @@ from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
 from earmill.pipeline.driver.sharing import TURN_S, SharingPolicy, claim_ahead, opening, sharing_of
 from earmill.pipeline.driver.telemetry import observed
-from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
+from earmill.pipeline.driver.worker_pool import DEAD, WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.operations.open_job import (
@@ -407,10 +407,6 @@ class Run:
             )
             return WorkerRequest(self.make_runner(work), place, shards)
 
-        def in_flight() -> int:
-            living = places.of_living(pool)
-            return sum(on_a_gpu if place.num_gpus else CONCURRENT_SHARDS for place in living)
-
         def committed(shard_id: str) -> Committed | None:
             known = job.again.get(shard_id, Recommit())
             record = read_commit(job.layout, shard_id, known.generation)
@@ -421,8 +417,8 @@ class Run:
                 lease.check()
             places.follow(pool, ledger, session.seen())
             if shared is not None:
-                stays = self.sharing.stays
-                claim_ahead(shared, shards, ledger, ahead=in_flight(), stays=stays)
+                ahead = sum(slot.takes for slot in pool.slots if slot.state != DEAD)
+                claim_ahead(shared, shards, ledger, ahead=ahead, stays=self.sharing.stays)
 
         pool = WorkerPool(session.workers(request_of), len(placements))
         shards = {shard.shard_id: shard for shard in job.pending}

@@ -69,7 +69,8 @@ class Run:
     @property
     def at(self) -> Counter[str]:
         """Workers by node."""
-        return Counter(place.node_id for place in self.roster.of_living(self.pool))
+        living = [slot.index for slot in self.pool.slots if slot.state != DEAD]
+        return Counter(self.roster.places[index].node_id for index in living)
 
 
 A, B, C = node("a"), node("b"), node("c")
