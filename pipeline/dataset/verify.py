@@ -24,6 +24,7 @@ from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, audio, bytes_text, few
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
+    bad_rows,
     read_commit,
     row_problems,
     some,
@@ -100,38 +101,28 @@ class Report(Shown):
         }
 
 
-@dataclass(frozen=True)
-class ShardTables:
-    record: CommitRecord
-    rows: pa.Table
-    bad: pa.Table | None
-
-
-def read_tables(layout: Layout, record: CommitRecord) -> ShardTables:
-    bad_path = record.path("quarantine")
+def read_tables(layout: Layout, record: CommitRecord) -> tuple[pa.Table, pa.Table]:
+    """Return the tables of a shard's good and quarantined rows."""
     try:
-        rows = read_table(layout, str(record.path("rows")))
-        bad = read_table(layout, bad_path) if bad_path else None
+        rows, bad = read_table(layout, str(record.path("rows"))), bad_rows(layout, record)
     except (OSError, pa.ArrowException) as err:
         raise CommitError(
             f"shard {record.shard}: its row tables cannot be read: {type(err).__name__}: {err}"
         ) from err
     if not {"row_id", "plan_row_id"} <= set(rows.column_names):
         raise CommitError(f"shard {record.shard}: its row table has no row ids")
-    return ShardTables(record, rows, bad)
+    return rows, bad
 
 
-def table_problems(tables: ShardTables, plan_rows: list[str]) -> list[str]:
+def table_problems(
+    record: CommitRecord, rows: pa.Table, bad: pa.Table, plan_rows: list[str]
+) -> list[str]:
     """Find contradictions between a commit, its tables and its part of the plan."""
-    record, rows, bad = tables.record, tables.rows, tables.bad
-    bad_ids = bad.column("row_id").to_pylist() if bad is not None else []
-    ids = zip(
-        rows.column("row_id").to_pylist(), rows.column("plan_row_id").to_pylist(), strict=True
-    )
-    found = row_problems(list(ids), bad_ids, plan_rows)
+    ids = (rows.column(name).to_pylist() for name in ("row_id", "plan_row_id"))
+    found = row_problems([*zip(*ids, strict=True)], bad.column("row_id").to_pylist(), plan_rows)
     counts = {
         "good rows": (record.rows_ok, rows.num_rows),
-        "rows in quarantine": (record.rows_bad, len(bad_ids)),
+        "rows in quarantine": (record.rows_bad, bad.num_rows),
         "rows of the plan": (record.plan_rows, len(plan_rows)),
     }
     for name, frames in record.frames.items():
@@ -303,7 +294,8 @@ class _Check:
         if record.shard not in plan:
             return []  # reported with the plan or the commits
         try:
-            return table_problems(read_tables(self._layout, record), plan[record.shard])
+            tables = read_tables(self._layout, record)
+            return table_problems(record, *tables, plan[record.shard])
         except CommitError as err:
             return [str(err)]
 
