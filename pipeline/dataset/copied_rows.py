@@ -249,13 +249,11 @@ def stored_rows(
             found = reader.read(stream.name, span)
             return found if fmt.has_scales else stream.from_values(found)
 
-        first = frames(0, min(1, length))
-        row_bytes = max(1, stream.stored_width * first.dtype.itemsize)
-        if first.ndim != 2:
-            raise CommitError(f"row {row['row_id']!r}, stream {stream.name}: expected frames")
+        row_bytes = max(1, stream.row_bytes(record.dtype))
         if length * row_bytes <= SPILL_BYTES:
             return frames(0, length)
-        whole = Spilled(first.dtype, stream.stored_width, layout.root if layout.is_local else None)
+        dtype, folder = stream.stored_dtype(record.dtype), layout.root if layout.is_local else None
+        whole = Spilled(dtype, stream.stored_width, folder)
         step = max(1, PIECE_BYTES // row_bytes)
         for at in range(0, length, step):
             whole.append(frames(at, min(length, at + step)))
