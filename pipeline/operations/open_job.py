@@ -52,22 +52,15 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
     Both have one order, so they are read side by side; only rows without a partner are held."""
     old, new = dict[str, Item](), dict[str, Item]()
     changed = list[str]()
-
-    def meet(was: Item, now: Item) -> None:
-        if other_audio(was, now) or extra_json(was.extra) != extra_json(now.extra):
-            changed.append(was.row_id)
-
     for was, now in zip_longest(planned, listed):
-        if now is not None:
-            if (found := old.pop(now.row_id, None)) is None:
-                new[now.row_id] = now
-            else:
-                meet(found, now)
-        if was is not None:
-            if (found := new.pop(was.row_id, None)) is None:
-                old[was.row_id] = was
-            else:
-                meet(was, found)
+        for item, own, others in ((now, new, old), (was, old, new)):
+            if item is None:
+                continue
+            found = others.pop(item.row_id, None)
+            if found is None:
+                own[item.row_id] = item
+            elif other_audio(found, item) or extra_json(found.extra) != extra_json(item.extra):
+                changed.append(item.row_id)
     return Changes(tuple(sorted(new)), tuple(sorted(old)), tuple(sorted(changed)))
 
 
