@@ -13,7 +13,7 @@ from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
 from earmill.pipeline.dataset.commit_record import Committed, Recommit, some
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
-from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, Heartbeat
 from earmill.pipeline.dataset.provenance import run_provenance
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import SourceChanged
@@ -114,8 +114,13 @@ class OpenJob:
     pending: tuple[Shard, ...]
     again: Mapping[str, Recommit] = field(default_factory=dict)
     copies: tuple[Shard, ...] = ()
-    fence: Fence = UNFENCED
+    lease: Heartbeat | None = None  # None for a driver beside others that only closes.
     scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
+
+    @property
+    def fence(self) -> Fence:
+        """The run's right to write to the output."""
+        return UNFENCED if self.lease is None else self.lease.fence
 
     def started(self) -> events.JobStarted:
         records = self.before.values()

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from earmill.pipeline.common.errors import (
     CommitError,
@@ -36,7 +36,6 @@ from earmill.pipeline.dataset.driver_lock import (
     DriverLock,
     DriverMembership,
     Fence,
-    Heartbeat,
     clear_claims,
     overtaken,
 )
@@ -268,7 +267,7 @@ class Run:
 
     def process(self, stack: ExitStack) -> events.JobFinished:
         """Process the pending shards and close the dataset; the stack gives everything back."""
-        job, lease = self._open(stack)
+        job = self._open(stack)
         stack.enter_context(job.fence.says_why(job.layout))
         if job.before and not self.sharing.joins:
             if (changed := source_changed(self.source, job.plan)) is not None:
@@ -277,10 +276,10 @@ class Run:
         result = Result()
         # The dataset is finished before the workers stop, so a slow stop does not delay it.
         if job.pending and self.sharing.works:
-            result = self._work(stack, job, lease)
+            result = self._work(stack, job)
         return self._finish(job, result)
 
-    def _open(self, stack: ExitStack) -> tuple[OpenJob, Heartbeat | None]:
+    def _open(self, stack: ExitStack) -> OpenJob:
         """Take the lock and open the job. A driver that joins holds the lock only meanwhile. It
         registers as a member before it reads plan and commits, so that its fence notices if another
         command takes the output over."""
@@ -294,10 +293,9 @@ class Run:
                 (until_open if sharing.joins else stack).enter_context(lock)
             if self.again is not None:
                 self.tell("looking for shards to process again")
-            lease = member if sharing.joins else lock
-            fence = UNFENCED if lease is None else lease.fence
             # A driver that needs the output alone takes the lock before it evicts members.
-            opens = fence if lock is None else lock.fence
+            holder = lock or member
+            opens = UNFENCED if holder is None else holder.fence
             until_open.enter_context(opens.says_why(layout))
             stored = stored_dataset(self.spec, layout)
             if stored is None and (lock is None or self.stored is not None):
@@ -306,17 +304,17 @@ class Run:
             plan = self.plan
             if plan is None or (stored is not None and stored != self.stored):
                 plan = self._make_plan(stored)
-            job = self._open_output(plan, stored, opens, fence, beside=lock is None)
+            job = self._open_output(plan, stored, opens, beside=lock is None)
             if self.stored is None and lock is not None:
                 opens.check(layout)
-        return job, lease
+        return replace(job, lease=member if sharing.joins else lock)
 
     def _open_output(
-        self, plan: Plan, stored: DatasetFile | None, opens: Fence, fence: Fence, *, beside: bool
+        self, plan: Plan, stored: DatasetFile | None, opens: Fence, *, beside: bool
     ) -> OpenJob:
         """Write or check plan and dataset.json; refuse to go on with an output unless `resume` is
         set. A driver `beside` others holds no lock. The fence `opens` is for the opening of the
-        job, `fence` for the run."""
+        job."""
         layout = self.layout
         wanted = describe(self.spec, plan, self.models)
         if stored is None:
@@ -350,7 +348,7 @@ class Run:
         pending = tuple(shard for shard in left if shard.shard_id not in waiting)
         opens.check(layout)
         again = open_again(layout, chosen)
-        return OpenJob(self.spec, layout, plan, dataset, before, pending, again, copies, fence)
+        return OpenJob(self.spec, layout, plan, dataset, before, pending, again, copies)
 
     def _make_plan(self, stored: DatasetFile | None) -> Plan:
         if stored is not None:
@@ -365,22 +363,16 @@ class Run:
             self.sink(events.Note(note))
         return plan
 
-    def _work(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> Result:
+    def _work(self, stack: ExitStack, job: OpenJob) -> Result:
         """Process the pending shards with workers; the stack stops the workers."""
         self.tell("starting the workers")
         # A run that replaces commits shares no shards.
-        shared = None if self.again is not None else self._shared(stack, job, lease)
+        shared = None if self.again is not None else self._shared(stack, job)
         stack.callback(_clear, job)
         session = stack.enter_context(self.executor.session(self.spec.run, self.tell))
-        return self.scheduler(job, session, lease, shared).run()
+        return self.scheduler(job, session, shared).run()
 
-    def scheduler(
-        self,
-        job: OpenJob,
-        session: Session,
-        lease: Heartbeat | None,
-        shared: BlockClaims | None,
-    ) -> Scheduler:
+    def scheduler(self, job: OpenJob, session: Session, shared: BlockClaims | None) -> Scheduler:
         """Return the scheduler of the pending shards, with a worker for each place."""
         run, nodes = self.spec.run, session.nodes
         placements = place_workers(nodes, run, at_most=len(job.pending))
@@ -413,8 +405,8 @@ class Run:
             return None if record is None else Committed.of(record)
 
         def on_tick() -> None:
-            if lease is not None:
-                lease.check()
+            if job.lease is not None:
+                job.lease.check()
             places.follow(pool, ledger, session.seen())
             if shared is not None:
                 ahead = sum(slot.takes for slot in pool.slots if slot.state != DEAD)
@@ -441,9 +433,9 @@ class Run:
             drain_s=run.grace_s,
         )
 
-    def _shared(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> BlockClaims:
+    def _shared(self, stack: ExitStack, job: OpenJob) -> BlockClaims:
         """Return the shards that this driver may claim, as a member of the output's drivers."""
-        member = lease
+        member = job.lease
         if not isinstance(member, DriverMembership):
             member = stack.enter_context(DriverMembership(job.layout))
         return BlockClaims(
