@@ -111,14 +111,11 @@ def write_set(
     for shard, chosen in _shards(rows):
         publish_shard(
             layout,
+            dataset,
             shard_id=shard,
             attempt=f"{int(shard):08x}",
-            plan_id=PLAN_ID,
             rows=chosen,
             bad=[],
-            streams=streams,
-            formats=formats,
-            attrs={"spec_sha256": spec.sha256()},
             info={},
             plan_rows=[row.plan_row_id for row in chosen],
         )

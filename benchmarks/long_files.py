@@ -53,9 +53,11 @@ def worker(file: str, fmt: str, folder: str, whole: bool) -> dict[str, Any]:
         whole: Hold the clip in memory and call the model once, as for short clips.
     """
     from earmill.pipeline.dataset.commit_record import read_commit
+    from earmill.pipeline.operations.open_job import describe
     from earmill.pipeline.planning.make_plan import make_plan
     from earmill.pipeline.sources import open_source
     from earmill.pipeline.spec.job import JobSpec
+    from earmill.pipeline.spec.models import built_models
     from earmill.pipeline.storage.layout import Layout
     from earmill.pipeline.worker.messages import ShardOrder
     from earmill.pipeline.worker.row_pipeline import RowProcessor
@@ -70,7 +72,8 @@ def worker(file: str, fmt: str, folder: str, whole: bool) -> dict[str, Any]:
     )
     (shard,) = (plan := make_plan(open_source(spec.source), spec)).shards
     rows = partial(RowProcessor, long_s=math.inf) if whole else RowProcessor
-    runner = ShardRunner(WorkerJob(spec, plan.plan_id, THREADS, "/"), rows)
+    dataset = describe(spec, plan, built_models(spec))
+    runner = ShardRunner(WorkerJob(spec, dataset, THREADS, "/"), rows)
     runner.warm_up()
     warm_mb = peak_mb()
     runner.run(ShardOrder(shard, "0" * 8))

@@ -255,8 +255,8 @@ def retry(
     store_options = options.parse_storage_options(storage_options)
     run = {"workers": workers, "device": device, "log_format": log_format, "metrics": metrics}
     overrides = options.run_overrides(set_, **run, ray_address=ray_address)
-    job_and_rows = find_retry(dataset, store_options, rows=rows, job=job, overrides=overrides)
-    if job_and_rows is None:
+    spec = find_retry(dataset, store_options, rows=rows, job=job, overrides=overrides)
+    if spec is None:
         text = (
             "no quarantined row matches: nothing to try again; `inspect URI --quarantine` lists "
             "them"
@@ -264,8 +264,7 @@ def retry(
         event = {"event": "summary", "status": "nothing_to_do", "message": text, "output": dataset}
         say_json(event) if as_json else console(soft_wrap=True).print(text)
         return
-    spec, choose = job_and_rows
     with reported_run(as_json=as_json, log_format=spec.run.log_format, quiet=quiet) as (sink, stop):
         start_retry(spec, rows, sink)
-        end = run_job(spec, resume=True, again=choose, sink=sink, stop=stop)
+        end = run_job(spec, resume=True, again=rows.choose, sink=sink, stop=stop)
     raise typer.Exit(end.exit_code)

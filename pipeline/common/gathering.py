@@ -1,9 +1,10 @@
-"""Gathering of neighbours, where handing over one small piece costs more than the work on it."""
+"""Lists of neighbours: of enough weight to be worth handing over, or small enough for a limit."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import add, gt
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -30,5 +31,23 @@ def gathered(
     except BaseException:
         release(held)
         raise
+    if held:
+        yield held
+
+
+def within(
+    pieces: Iterable[T], sizes: Callable[[T], Sequence[float]], limits: Sequence[float]
+) -> Iterator[list[T]]:
+    """Yield neighbours in lists. The sums of their sizes are at most `limits`, place by place; a
+    larger piece has a list of its own."""
+    held: list[T] = []
+    total: Sequence[float] = ()
+    for piece in pieces:
+        size = sizes(piece)
+        total = [*map(add, total, size)] if held else size
+        if held and any(map(gt, total, limits)):
+            yield held
+            held, total = [], size
+        held.append(piece)
     if held:
         yield held

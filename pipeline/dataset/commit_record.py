@@ -101,6 +101,31 @@ class CommitRecord(Strict):
         return parsed_json(cls, text, "a commit record")
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The facts that a driver keeps of the record of each shard."""
+
+    rows_ok: int
+    rows_bad: int
+    nbytes: int  # Bytes of its data files.
+    seconds: float  # Audio of its good rows.
+    bad_by_class: Mapping[str, int] = field(default_factory=dict)  # Quarantined rows.
+    generation: int = 0
+    attempt: str = ""
+
+    @classmethod
+    def of(cls, record: CommitRecord) -> Committed:
+        return cls(
+            rows_ok=record.rows_ok,
+            rows_bad=record.rows_bad,
+            nbytes=record.nbytes,
+            seconds=record.seconds,
+            bad_by_class=record.info.get(BAD_BY_CLASS, {}),
+            generation=record.generation,
+            attempt=record.attempt,
+        )
+
+
 @dataclass(frozen=True)
 class Recommit:
     """The recommit of a shard: the number of the new record, 0 for the first, and the quarantined
@@ -120,12 +145,12 @@ def parsed_json(kind: type[T], text: str | bytes, what: str) -> T:
         raise CommitError(f"not {what}: {err}") from err
 
 
-def generations(layout: Layout) -> dict[str, list[int]]:
-    """Return every shard with a record that no revision dropped, and its generations in order."""
+def newest_generations(layout: Layout) -> dict[str, int]:
+    """Return every shard with a record that no revision dropped, and its newest generation."""
     dataset = read_dataset(layout) if layout.list("revisions") else None
     dropped = frozenset() if dataset is None else dataset.dropped
     found = all_generations(layout).items()
-    return {shard: numbers for shard, numbers in found if shard not in dropped}
+    return {shard: numbers[-1] for shard, numbers in found if shard not in dropped}
 
 
 def all_generations(layout: Layout) -> dict[str, list[int]]:
@@ -138,12 +163,8 @@ def all_generations(layout: Layout) -> dict[str, list[int]]:
     return {shard: sorted(numbers) for shard, numbers in sorted(found.items())}
 
 
-def newest_generations(layout: Layout) -> dict[str, int]:
-    return {shard: numbers[-1] for shard, numbers in generations(layout).items()}
-
-
 def committed_shards(layout: Layout) -> set[str]:
-    return set(generations(layout))
+    return set(newest_generations(layout))
 
 
 def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRecord | None:

@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError, UnreadableError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.commit_record import (
@@ -30,7 +29,7 @@ from earmill.pipeline.dataset.commit_record import (
 )
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import Fence
-from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
+from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.snapshot import put_named, read_checked
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.format import chosen, explain_damage, format_of, is_as_committed
@@ -161,23 +160,15 @@ def _copy(
                 message = failed.message.replace(failed.uri or item.uri, item.uri)
                 row_id = _new_id(failed.row_id, plan_row_id, item)
                 bad.append(replace(failed, row_id=row_id, uri=item.uri, message=message))
-    output = dataset.spec["output"]
     publish_shard(
         layout,
+        dataset,
         shard_id=shard.shard_id,
         attempt=new_attempt(),
-        plan_id=dataset.plan_id,
         rows=good,
         bad=bad,
-        streams=[StreamInfo.from_dict(info) for info in dataset.streams],
-        formats=output["formats"],
-        attrs=shard_attrs(dataset.spec, dataset.spec_sha256),
         info=_info(sources, len(good)),
         plan_rows=[item.row_id for item in shard.items],
-        dtype=output["dtype"],
-        row_group_profile=output["row_group_profile"],
-        parquet_form=dataset.parquet_form,
-        extra_types=dataset.extra_types or None,
         fence=fence,
     )
 
@@ -258,13 +249,11 @@ def stored_rows(
             found = reader.read(stream.name, span)
             return found if fmt.has_scales else stream.from_values(found)
 
-        first = frames(0, min(1, length))
-        row_bytes = max(1, stream.stored_width * first.dtype.itemsize)
-        if first.ndim != 2:
-            raise CommitError(f"row {row['row_id']!r}, stream {stream.name}: expected frames")
+        row_bytes = max(1, stream.row_bytes(record.dtype))
         if length * row_bytes <= SPILL_BYTES:
             return frames(0, length)
-        whole = Spilled(first.dtype, stream.stored_width, layout.root if layout.is_local else None)
+        dtype, folder = stream.stored_dtype(record.dtype), layout.root if layout.is_local else None
+        whole = Spilled(dtype, stream.stored_width, folder)
         step = max(1, PIECE_BYTES // row_bytes)
         for at in range(0, length, step):
             whole.append(frames(at, min(length, at + step)))

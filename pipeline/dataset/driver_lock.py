@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -65,6 +65,7 @@ class LockHolder(Strict):
     created_unix_s: float
     heartbeat_unix_s: float
     shares: bool = False
+    stored: bytes = field(default=b"", compare=False)  # The file that it was read from.
 
     @classmethod
     def here(cls, run_id: str | None = None, *, shares: bool = False) -> LockHolder:
@@ -188,9 +189,9 @@ class Heartbeat:
         """Stop the heartbeat and remove the file if it is still ours; safe to call again."""
         self._done.set()
         self._thread.join(self._heartbeat_s)
-        found = stored_holder(self._layout, self.fence.name)
-        if found is not None and found[0].run_id == self.holder.run_id:
-            self._layout.remove_own(self.fence.name, found[1])
+        found = read_holder(self._layout, self.fence.name)
+        if found is not None and found.run_id == self.holder.run_id:
+            self._layout.remove_own(self.fence.name, found.stored)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -200,12 +201,12 @@ class Heartbeat:
         while not self._done.wait(self._heartbeat_s):
             # A short outage of the store must not end a run: beat again.
             with suppress(Exception):
-                found = stored_holder(self._layout, self.fence.name)
-                if found is None or found[0].run_id != self.fence.run_id:
-                    self._lost = overtaken(self._layout, None if found is None else found[0])
+                found = read_holder(self._layout, self.fence.name)
+                if found is None or found.run_id != self.fence.run_id:
+                    self._lost = overtaken(self._layout, found)
                     return
                 # Fails if another run has taken the file over since it was read.
-                self._layout.replace_own(self.fence.name, as_seen_now(self.holder), found[1])
+                self._layout.replace_own(self.fence.name, as_seen_now(self.holder), found.stored)
 
 
 class DriverLock(Heartbeat):
@@ -237,16 +238,16 @@ class DriverLock(Heartbeat):
     def _take(self) -> None:
         """Create the lock file, or replace the file of a dead holder; LockedError if a live driver
         has the lock."""
-        found = stored_holder(self._layout, DRIVER_FILE)
-        if found is not None:
-            holder, live = found[0], found[0].may_live()
+        holder = read_holder(self._layout)
+        if holder is not None:
+            live = holder.may_live()
             if live and holder.age_s < -STALE_S:  # a clock far ahead: it must show that it lives
                 self._wait(STALE_S)
                 live = read_holder(self._layout) != holder
             if live:
                 raise LockedError(_at_work(self._layout, holder))
         # Fails if another driver has written the file since it was read.
-        seen = None if found is None else found[1]
+        seen = None if holder is None else holder.stored
         if not self._layout.replace_own(DRIVER_FILE, as_seen_now(self.holder), seen):
             raise LockedError(f"another driver just began to work on {self._layout.url()}")
 
@@ -263,20 +264,16 @@ def as_seen_now(holder: LockHolder) -> bytes:
 
 
 def stored_text(holder: LockHolder) -> bytes:
-    return json.dumps(asdict(holder), indent=1).encode()
+    fields = asdict(holder)
+    del fields["stored"]
+    return json.dumps(fields, indent=1).encode()
 
 
 def read_holder(layout: Layout, name: str = DRIVER_FILE) -> LockHolder | None:
-    """Return the stored holder, or None; raises as `stored_holder`."""
-    found = stored_holder(layout, name)
-    return None if found is None else found[0]
-
-
-def stored_holder(layout: Layout, name: str) -> tuple[LockHolder, bytes] | None:
-    """Return the stored holder and the bytes of its file, or None; LockedError for another file."""
+    """Return the stored holder, or None; LockedError for another file."""
     try:
         content = layout.read_bytes(name)
-        return typed_json(LockHolder, content), content
+        return replace(typed_json(LockHolder, content), stored=content)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as err:
@@ -294,8 +291,8 @@ def live_crew(layout: Layout) -> dict[str, LockHolder]:
 def evict_crew(layout: Layout) -> None:
     """Remove dead memberships: a member that wakes is overtaken. LockedError if a member lives."""
     for name in layout.list(CREW):
-        found = stored_holder(layout, name)
-        if found is None or (not found[0].may_live() and layout.remove_own(name, found[1])):
+        found = read_holder(layout, name)
+        if found is None or (not found.may_live() and layout.remove_own(name, found.stored)):
             continue
         if (member := read_holder(layout, name)) is not None:  # it has just given a sign of life
             raise LockedError(_at_work(layout, member))

@@ -48,6 +48,7 @@ from earmill.pipeline.dataset.snapshot import (
     Snapshot,
     compare_snapshots,
     described,
+    described_file,
     known_snapshots,
     moments_of,
     name_of,
@@ -55,12 +56,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_current,
     read_snapshot,
 )
-from earmill.pipeline.dataset.verify import (
-    ShardTables,
-    commit_problems,
-    read_tables,
-    table_problems,
-)
+from earmill.pipeline.dataset.verify import commit_problems, read_tables, table_problems
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX, VARIANT_COLUMNS, columns_of
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.planning.plan import read_row_ids
@@ -92,9 +88,12 @@ def finalise(
     _refuse(commit_problems(dataset, plan, records))
 
     def read(shard: str) -> tuple[list[str], list[pa.Table]]:
-        tables = read_tables(layout, records[shard])
-        problems = table_problems(tables, plan[shard])
-        return problems, [] if problems else _lines(tables, plan[shard], dataset.streams)
+        rows, bad = read_tables(layout, records[shard])
+        problems = table_problems(records[shard], rows, bad, plan[shard])
+        if problems:
+            return problems, []
+        tables = [_good_lines(shard, rows, dataset.streams)]
+        return [], tables + ([_bad_lines(shard, bad, plan[shard])] if bad.num_rows else [])
 
     with reading_pool(layout, len(plan)) as pool:
         found = list(pool.map(read, plan))
@@ -104,8 +103,8 @@ def finalise(
     file = _store(layout, index, fence)
     made = Snapshot(
         index=file,
-        plan=_read(layout, paths.plan_path(dataset.plan_id)),
-        dataset=_read(layout, dataset.path),
+        plan=described_file(layout, paths.plan_path(dataset.plan_id)),
+        dataset=described_file(layout, dataset.path),
         commits={
             shard: CommitRef(record.generation, record.attempt, record.sha256)
             for shard, record in records.items()
@@ -218,11 +217,11 @@ def _refuse_changed(
         for shard, ref in before.commits.items()
         if (record := records.get(shard)) is not None and ref.is_lost_in(record)
     ]
-    plan = _read(layout, paths.plan_path(dataset.plan_id))
+    plan = described_file(layout, paths.plan_path(dataset.plan_id))
     if plan.path == before.plan.path and plan != before.plan:
         changed.append(plan.path)
     if dataset.path == before.dataset.path and not _same_dataset(
-        _read(layout, dataset.path), before.dataset, dataset
+        described_file(layout, dataset.path), before.dataset, dataset
     ):
         changed.append(dataset.path)
     if changed:
@@ -303,10 +302,6 @@ def _store_snapshot(
     return made, put_named(layout, paths.snapshot_path, made.to_json().encode()), known
 
 
-def _read(layout: Layout, rel: str) -> OutFile:
-    return described(rel, layout.read_bytes(rel))
-
-
 def build_index(lines: Sequence[pa.Table], plan: Mapping[str, Sequence[str]]) -> pa.Table:
     """Return the lines of all shards in the order of the plan, then by channel and row id."""
     whole = pa.concat_tables(_same_extras(lines), promote_options="default").combine_chunks()
@@ -323,25 +318,20 @@ def build_index(lines: Sequence[pa.Table], plan: Mapping[str, Sequence[str]]) ->
     return whole.replace_schema_metadata(None)
 
 
-def _lines(
-    shard: ShardTables, plan_rows: Sequence[str], streams: Sequence[Mapping[str, Any]]
-) -> list[pa.Table]:
-    """Return the lines of one shard; cells that a quarantined row does not have are null."""
-    tables = [_good_lines(shard, streams)]
-    if (bad := shard.bad) is not None:
-        planned, row_ids = frozenset(plan_rows), bad.column("row_id").to_pylist()
-        kept = ("row_id", "uri", "stage", "error_class", "message", "attempts")
-        columns = {
-            "plan_row_id": pa.array([plan_row_of(k, planned) for k in row_ids], pa.string()),
-            "shard": pa.repeat(shard.record.shard, bad.num_rows),
-            "status": pa.repeat(STATUS_BAD, bad.num_rows),
-        }
-        tables.append(pa.table(columns | {name: bad.column(name) for name in kept}))
-    return tables
+def _bad_lines(shard: str, bad: pa.Table, plan_rows: Sequence[str]) -> pa.Table:
+    """Return the lines of quarantined rows; the index has null for cells that they lack."""
+    planned, row_ids = frozenset(plan_rows), bad.column("row_id").to_pylist()
+    kept = ("row_id", "uri", "stage", "error_class", "message", "attempts")
+    columns = {
+        "plan_row_id": pa.array([plan_row_of(k, planned) for k in row_ids], pa.string()),
+        "shard": pa.repeat(shard, bad.num_rows),
+        "status": pa.repeat(STATUS_BAD, bad.num_rows),
+    }
+    return pa.table(columns | {name: bad.column(name) for name in kept})
 
 
-def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
-    rows, n = shard.rows, shard.rows.num_rows
+def _good_lines(shard: str, rows: pa.Table, streams: Sequence[Mapping[str, Any]]) -> pa.Table:
+    n = rows.num_rows
     variants = [name for name in VARIANT_COLUMNS if name in rows.column_names]
     places = [name for stream in streams for name in columns_of(stream)]
     extras = [name for name in rows.column_names if name.startswith(EXTRA_PREFIX)]
@@ -351,7 +341,7 @@ def _good_lines(shard: ShardTables, streams: Sequence[Mapping[str, Any]]) -> pa.
 
     return pa.table(
         kept("row_id", "plan_row_id", "channel")
-        | {"shard": pa.repeat(shard.record.shard, n), "row": pa.array(np.arange(n))}
+        | {"shard": pa.repeat(shard, n), "row": pa.array(np.arange(n))}
         | kept("seconds", "uri", *variants, *places)
         | {"status": pa.repeat(STATUS_OK, n)}
         | dict.fromkeys(("stage", "error_class", "message"), pa.nulls(n, pa.string()))

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common import monitoring
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, OvertakenError, StorageError
@@ -36,10 +37,10 @@ from earmill.pipeline.dataset.commit_record import (
     row_problems,
     some,
 )
-from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.formats.digest import ShardDigest, digest_rows
-from earmill.pipeline.formats.format import BINARY, Encoding, format_of
+from earmill.pipeline.formats.format import Encoding, format_of
 from earmill.pipeline.formats.moments import shard_moments
 from earmill.pipeline.formats.row_table import quarantine_table, row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
@@ -49,10 +50,6 @@ from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.local_store import files_below, remove
 from earmill.pipeline.storage.scratch import private_scratch
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 T = TypeVar("T")
 
@@ -102,30 +99,23 @@ def check_replacement(
 
 def publish_shard(
     layout: Layout,
+    dataset: DatasetFile,
     *,
     shard_id: str,
     attempt: str,
-    plan_id: str,
     rows: Sequence[FeatureRow],
     bad: Sequence[QuarantineRow],
-    streams: Sequence[StreamInfo],
-    formats: Sequence[str],
-    attrs: Mapping[str, Any],
     info: Mapping[str, Any],
     plan_rows: Sequence[str],
-    dtype: str = "float16",
-    row_group_profile: str = "random",
-    parquet_form: str = BINARY,
-    extra_types: Mapping[str, Any] | None = None,
     generation: int = 0,
     folder: Path | None = None,
     stages: monitoring.StageTimes | None = None,
     fence: Fence = UNFENCED,
 ) -> bool:
-    """Write one shard and commit it; False if another attempt has won. Data files store `attrs`:
-    spec_sha256, and nothing that differs between attempts. All of `plan_rows` must be covered; rows
-    are put in this order, then by channel. A `generation` from 1 on replaces the record before.
-    Parts are written to `folder` first, on the output's own disk; None is a new folder.
+    """Write one shard of a dataset and commit it; False if another attempt has won. All of
+    `plan_rows` must be covered; rows are put in this order, then by channel. The commit record
+    stores `info`. A `generation` from 1 on replaces the record before. Parts are written to
+    `folder` first, on the output's own disk; None is a new folder.
 
     Raises:
         OvertakenError: Another command has taken the output over.
@@ -134,14 +124,12 @@ def publish_shard(
     """
     shard = _Shard(layout, shard_id, attempt, stages or monitoring.StageTimes(), fence)
     with _explained(shard_id, layout, fence):
-        if not isinstance(attrs.get("spec_sha256"), str):
-            raise CommitError(
-                "expected the job's spec_sha256 in attrs, got none: pass JobSpec.sha256()"
-            )
-        json.dumps([dict(attrs), dict(info)])  # what cannot be stored fails before the work
+        json.dumps(dict(info))  # what cannot be stored fails before the work
         fence.check(layout)
         if layout.exists(paths.commit_path(shard_id, generation)):
             return False
+        dtype, formats = (dataset.spec["output"][name] for name in ("dtype", "formats"))
+        streams = [StreamInfo.from_dict(info) for info in dataset.streams]
         check_rows(rows, bad, streams, dtype, plan_rows)
         position = {row_id: number for number, row_id in enumerate(plan_rows)}
         rows = sorted(rows, key=lambda row: (position[row.plan_row_id], row.channel))
@@ -150,15 +138,14 @@ def publish_shard(
         with shard.room(folder):
             digest = shard.beside("hash", lambda: digest_rows(rows, streams, dtype))
             moments = shard.beside("check", lambda: shard_moments(rows, streams))
-            encoding = Encoding(dtype, row_group_profile, extra_types, attrs, parquet_form)
-            shard.encode(rows, bad, streams, formats, encoding, digest)
+            shard.encode(rows, bad, streams, dataset, digest)
             by_stream = digest.result().streams
             reasons = Counter(row.error_class for row in bad)
             record = CommitRecord(
                 shard=shard_id,
                 attempt=attempt,
-                plan_id=plan_id,
-                spec_sha256=attrs["spec_sha256"],
+                plan_id=dataset.plan_id,
+                spec_sha256=dataset.spec_sha256,
                 formats=tuple(formats),
                 dtype=dtype,
                 rows_ok=len(rows),
@@ -207,32 +194,36 @@ def check_rows(
         raise CommitError("; ".join(problems))
 
 
-def shard_attrs(spec: Mapping[str, Any], spec_sha256: str) -> dict[str, Any]:
-    """Return the attributes of a job, from `JobSpec.canonical()`, that its data files store."""
-    return {
-        "spec_sha256": spec_sha256,
-        "calibration": spec["audio"]["calibration"],
-        "models": [entry["model"] for entry in spec["extract"]],
-    }
+def encoding_of(dataset: DatasetFile) -> Encoding:
+    """Return the settings of a dataset's files, which all attempts on its shards share."""
+    spec, output = dataset.spec, dataset.spec["output"]
+    return Encoding(
+        dtype=output["dtype"],
+        row_group_profile=output["row_group_profile"],
+        extra_types=dataset.extra_types or None,
+        attrs={
+            "spec_sha256": dataset.spec_sha256,
+            "calibration": spec["audio"]["calibration"],
+            "models": [entry["model"] for entry in spec["extract"]],
+        },
+        parquet_form=dataset.parquet_form,
+    )
 
 
+@dataclass
 class _Shard:
-    """One attempt to publish. Steps that need only the rows or a finished part run in one thread
-    beside the encoding, as other cores idle while the last shard of a job is published."""
+    """One attempt to publish. Steps that need only the rows or a finished part run in a thread
+    beside the encoding, because other cores idle while a job's last shard is published."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        shard_id: str,
-        attempt: str,
-        stages: monitoring.StageTimes,
-        fence: Fence,
-    ) -> None:
-        self.layout, self.stages, self.fence = layout, stages, fence
-        self.shard_id, self.attempt = shard_id, attempt
-        self.folder, self.parts = Path(), dict[str, Path]()
-        self._hashed: list[Future[list[OutFile]]] = []
-        self.timings_s: dict[str, float] = {}
+    layout: Layout
+    shard_id: str
+    attempt: str
+    stages: monitoring.StageTimes
+    fence: Fence
+    folder: Path = Path()
+    parts: dict[str, Path] = field(default_factory=dict)  # Finished parts, by their final path.
+    hashed: list[Future[list[OutFile]]] = field(default_factory=list)
+    timings_s: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def room(self, folder: Path | None) -> Iterator[None]:
@@ -267,14 +258,14 @@ class _Shard:
         rows: Sequence[FeatureRow],
         bad: Sequence[QuarantineRow],
         streams: Sequence[StreamInfo],
-        formats: Sequence[str],
-        encoding: Encoding,
+        dataset: DatasetFile,
         digest: Future[ShardDigest],
     ) -> None:
+        encoding = encoding_of(dataset)
         with monitoring.doing("encode"):
             scalars = row_table(rows, streams, encoding.extra_types)
         encoding = replace(encoding, scalars=scalars)
-        for fmt in formats:
+        for fmt in dataset.spec["output"]["formats"]:
             chosen = format_of(fmt)
             with self._timed(f"encode_{fmt}", "encode", "files"):
                 with self._new_part(paths.data_path, chosen.suffix) as path:
@@ -298,11 +289,11 @@ class _Shard:
         name = named(self.shard_id, self.attempt, *more)
         path = self.parts[name] = self.folder / name.replace("/", "-")
         yield path
-        self._hashed.append(self.beside("hash", lambda: _files_of(name, path)))
+        self.hashed.append(self.beside("hash", lambda: _files_of(name, path)))
 
     def hashed_files(self) -> tuple[OutFile, ...]:
         with self._timed("hash", "hash"):
-            found = [file for files in self._hashed for file in files.result()]
+            found = [file for files in self.hashed for file in files.result()]
             return tuple(sorted(found, key=lambda file: file.path.split("/")))
 
     def upload(self, files: Sequence[OutFile]) -> None:

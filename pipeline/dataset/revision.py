@@ -7,12 +7,13 @@ rows are computed. Until the dataset is closed again, the earlier snapshot count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, OvertakenError
+from earmill.pipeline.common.gathering import within
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits, newest_generations
 from earmill.pipeline.dataset.copied_rows import CarriedRow, carried_rows, carry_over, write_carried
 from earmill.pipeline.dataset.description import (
@@ -196,7 +197,7 @@ def compact(
         if is_finished(layout, plan):
             output = dataset.spec["output"]
             limits = (shard_seconds or output["shard_seconds"], shard_rows or output["shard_rows"])
-            groups = list(_groups(plan, commits(layout), dataset, *limits))
+            groups = _groups(plan, commits(layout), dataset, *limits)
             if not groups:
                 return None
             dataset = begin_revision(
@@ -237,19 +238,13 @@ def _groups(
     dataset: DatasetFile,
     shard_seconds: float,
     shard_rows: int,
-) -> Iterator[list[Shard]]:
+) -> list[list[Shard]]:
     layouts = [layout_of(info) for info in dataset.streams]
-    most = (shard_seconds, shard_rows, MOST_BYTES)
-    group, total = list[Shard](), (0.0, 0, 0)
-    for shard in plan.shards:
+
+    def sizes(shard: Shard) -> tuple[float, int, int]:
         record = records[shard.shard_id]
         nbytes = sum(record.frames[each.name] * each.row_bytes(record.dtype) for each in layouts)
-        size = (record.seconds, record.plan_rows, nbytes)
-        total = (total[0] + size[0], total[1] + size[1], total[2] + size[2])
-        if group and any(amount > limit for amount, limit in zip(total, most, strict=True)):
-            if len(group) > 1:
-                yield group
-            group, total = [], size
-        group.append(shard)
-    if len(group) > 1:
-        yield group
+        return (record.seconds, record.plan_rows, nbytes)
+
+    groups = within(plan.shards, sizes, (shard_seconds, shard_rows, MOST_BYTES))
+    return [group for group in groups if len(group) > 1]

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, OutputError
 from earmill.pipeline.common.text import Shown
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
+    Committed,
     parsed_json,
     read_commit,
     reading_pool,
@@ -44,16 +45,6 @@ AUDIO = ("pcm_sha256", "start_s", "end_s", "channel")
 STATUS_OK, STATUS_BAD = "ok", "quarantined"
 _MIN_NAME_CHARS = 4
 _NAMED_SNAPSHOTS = 5
-
-
-class Attempt(Protocol):
-    """The generation and attempt of a commit, as in `CommitRecord`."""
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def attempt(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +114,7 @@ class Snapshot(Strict):
     def from_json(cls, text: str | bytes) -> Snapshot:
         return parsed_json(cls, text, "a snapshot")
 
-    def is_of(self, records: Mapping[str, Attempt]) -> bool:
+    def is_of(self, records: Mapping[str, Committed | CommitRecord]) -> bool:
         made_of = {shard: (ref.generation, ref.attempt) for shard, ref in self.commits.items()}
         return made_of == {shard: (r.generation, r.attempt) for shard, r in records.items()}
 
@@ -195,6 +186,10 @@ def described(path: str, content: bytes) -> OutFile:
     return OutFile(path, len(content), _sha256(content))
 
 
+def described_file(layout: Layout, path: str) -> OutFile:
+    return described(path, layout.read_bytes(path))
+
+
 def name_of(content: bytes) -> str:
     """Return the name of an immutable file: the start of its sha256."""
     return _sha256(content)[:CONTENT_CHARS]
@@ -261,7 +256,7 @@ def good_plan_rows(layout: Layout, snapshot: Snapshot) -> set[str]:
     return {row_id for row_id, status in zip(*columns, strict=True) if status == STATUS_OK}
 
 
-def is_closed(layout: Layout, records: Mapping[str, Attempt]) -> bool:
+def is_closed(layout: Layout, records: Mapping[str, Committed | CommitRecord]) -> bool:
     """Return True if index and cards of exactly these commits exist, in the newest revision."""
     try:
         current = read_current(layout)

@@ -24,6 +24,7 @@ from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, audio, bytes_text, few
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
+    bad_rows,
     read_commit,
     row_problems,
     some,
@@ -100,38 +101,28 @@ class Report(Shown):
         }
 
 
-@dataclass(frozen=True)
-class ShardTables:
-    record: CommitRecord
-    rows: pa.Table
-    bad: pa.Table | None
-
-
-def read_tables(layout: Layout, record: CommitRecord) -> ShardTables:
-    bad_path = record.path("quarantine")
+def read_tables(layout: Layout, record: CommitRecord) -> tuple[pa.Table, pa.Table]:
+    """Return the tables of a shard's good and quarantined rows."""
     try:
-        rows = read_table(layout, str(record.path("rows")))
-        bad = read_table(layout, bad_path) if bad_path else None
+        rows, bad = read_table(layout, str(record.path("rows"))), bad_rows(layout, record)
     except (OSError, pa.ArrowException) as err:
         raise CommitError(
             f"shard {record.shard}: its row tables cannot be read: {type(err).__name__}: {err}"
         ) from err
     if not {"row_id", "plan_row_id"} <= set(rows.column_names):
         raise CommitError(f"shard {record.shard}: its row table has no row ids")
-    return ShardTables(record, rows, bad)
+    return rows, bad
 
 
-def table_problems(tables: ShardTables, plan_rows: list[str]) -> list[str]:
+def table_problems(
+    record: CommitRecord, rows: pa.Table, bad: pa.Table, plan_rows: list[str]
+) -> list[str]:
     """Find contradictions between a commit, its tables and its part of the plan."""
-    record, rows, bad = tables.record, tables.rows, tables.bad
-    bad_ids = bad.column("row_id").to_pylist() if bad is not None else []
-    ids = zip(
-        rows.column("row_id").to_pylist(), rows.column("plan_row_id").to_pylist(), strict=True
-    )
-    found = row_problems(list(ids), bad_ids, plan_rows)
+    ids = (rows.column(name).to_pylist() for name in ("row_id", "plan_row_id"))
+    found = row_problems([*zip(*ids, strict=True)], bad.column("row_id").to_pylist(), plan_rows)
     counts = {
         "good rows": (record.rows_ok, rows.num_rows),
-        "rows in quarantine": (record.rows_bad, len(bad_ids)),
+        "rows in quarantine": (record.rows_bad, bad.num_rows),
         "rows of the plan": (record.plan_rows, len(plan_rows)),
     }
     for name, frames in record.frames.items():
@@ -194,11 +185,6 @@ def verify(layout: Layout, hashes: bool = True, threads: int = HASH_THREADS) -> 
     return report
 
 
-def published(layout: Layout) -> dict[str, int]:
-    """Return every file in the folders that commits name files of, with its bytes."""
-    return {name: size for folder in PUBLISHED for name, size in layout.sizes(folder).items()}
-
-
 class _Check:
     """One verification: problems as they are found, and the shards they make doubtful."""
 
@@ -209,29 +195,26 @@ class _Check:
         self.additions: tuple[str, ...] = ()  # Names of features added to the rows.
 
     def report(self) -> Report:
-        plan_id = self._dataset.plan_id
-        is_readable, plan = True, dict[str, list[str]]()
+        plan_id, plan = self._dataset.plan_id, dict[str, list[str]]()
         try:
             plan = read_row_ids(self._layout, plan_id)
         except (CommitError, OSError, ValueError, KeyError, pa.ArrowException) as err:
-            is_readable = False
             self.problems.append(f"plan {plan_id} cannot be read: {type(err).__name__}: {err}")
         records, replaced = self._read_commits()
-        if is_readable:
+        if plan:
             self.problems += commit_problems(self._dataset, plan, records)
             self.damaged |= {k for k, one in records.items() if _foreign(self._dataset, k, one)}
-        present = published(self._layout)
+        present = {
+            name: size for folder in PUBLISHED for name, size in self._layout.sizes(folder).items()
+        }
         named = [(shard, file) for shard, record in records.items() for file in record.files]
         for record in records.values():
-            listed = {file.path for file in record.files}
+            # A part is a file or a folder, such as data/00000-0a1b2c3d.zarr.
+            listed = {"/".join(file.path.split("/")[:2]) for file in record.files}
             # A format that is not installed has a part of unknown name, but its files are listed.
             kinds = (*installed(record.formats), "rows", "quarantine")
             parts = [part for kind in kinds if (part := record.path(kind)) and part not in listed]
-            lines = [
-                f"shard {record.shard}: the commit names no file of {part}"
-                for part in parts
-                if not any(path.startswith(f"{part}/") for path in listed)
-            ]
+            lines = [f"shard {record.shard}: the commit names no file of {part}" for part in parts]
             self._add(record.shard, lines)
         found = self._pool.map(lambda pair: self._file_problem(pair[1], present), named)
         for (shard, _), lines in zip(named, found, strict=True):
@@ -265,16 +248,10 @@ class _Check:
 
     def _read_commits(self) -> tuple[dict[str, CommitRecord], list[CommitRecord]]:
         """Return the current records and the replaced ones; any other file is a problem."""
-        names = self._layout.list("commits")
-        parsed = {name: paths.parse_commit_path(name) for name in names}
-        good = {name: key for name, key in parsed.items() if key is not None}
-        problems = [
-            f"{name}: not the name of a commit record" for name in names if name not in good
-        ]
-        newest: dict[str, int] = dict.fromkeys(self._dataset.dropped, -1)
-        for shard, generation in good.values():
-            if newest.get(shard) != -1:
-                newest[shard] = max(generation, newest.get(shard, 0))
+        parsed = {name: paths.parse_commit_path(name) for name in self._layout.list("commits")}
+        problems = [f"{k}: not the name of a commit record" for k, key in parsed.items() if not key]
+        keys = sorted(key for key in parsed.values() if key is not None)
+        newest = {shard: number for shard, number in keys if shard not in self._dataset.dropped}
 
         def read(key: tuple[str, int]) -> CommitRecord | str | None:
             try:
@@ -284,18 +261,17 @@ class _Check:
 
         counted: dict[str, CommitRecord] = {}
         replaced: list[CommitRecord] = []
-        for (shard, generation), one in zip(
-            good.values(), self._pool.map(read, good.values()), strict=True
-        ):
-            if isinstance(one, CommitRecord) and generation == newest[shard]:
+        for (shard, generation), one in zip(keys, self._pool.map(read, keys), strict=True):
+            is_newest = newest.get(shard) == generation
+            if isinstance(one, CommitRecord) and is_newest:
                 counted[shard] = one
             elif isinstance(one, CommitRecord):
                 replaced.append(one)
-            elif one is not None and generation == newest[shard]:
+            elif one is not None and is_newest:
                 problems.append(one)
                 self.damaged.add(shard)
         self.problems += sorted(problems)
-        return dict(sorted(counted.items())), replaced
+        return counted, replaced
 
     def _file_problem(self, file: OutFile, present: Mapping[str, int]) -> list[str]:
         size = present.get(file.path)
@@ -318,7 +294,8 @@ class _Check:
         if record.shard not in plan:
             return []  # reported with the plan or the commits
         try:
-            return table_problems(read_tables(self._layout, record), plan[record.shard])
+            tables = read_tables(self._layout, record)
+            return table_problems(record, *tables, plan[record.shard])
         except CommitError as err:
             return [str(err)]
 

@@ -220,7 +220,7 @@ class Scheduler:
     def _look_ahead(self, calls: Sequence[WorkerCall]) -> None:
         self._ledger.look_ahead(call.payload.work for call in calls if call.kind == "run")
 
-    def _settle(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
+    def _settle(self, call: WorkerCall, outcome: Outcome) -> None:
         slot = call.slot
         if call.kind == "warm_up":
             self._settle_warm_up(slot, outcome)
@@ -234,15 +234,15 @@ class Scheduler:
             if outcome.counts is not None:
                 self._observe(events.WorkerSays(*worker, outcome.cpu_s, outcome.counts))
         if call.kind == "status":
-            if isinstance(outcome, Outcome):
+            if isinstance(outcome, LostCall):
+                slot.seconds_in_flight = 0.0
+            else:
                 slot.under_way(outcome.value)
                 slot.waits_for = outcome.outage
-            else:
-                slot.seconds_in_flight = 0.0
             self._heard = True
-        elif isinstance(outcome, Outcome) and outcome.stage == "overtaken":
+        elif outcome.stage == "overtaken":
             raise OvertakenError(outcome.message)
-        elif isinstance(outcome, Outcome) and outcome.stage == "device":
+        elif outcome.stage == "device":
             # The process is replaced; shards together on it are not charged.
             others = list[WorkerCall]()
             if call.generation == slot.generation:
@@ -266,7 +266,7 @@ class Scheduler:
             self._sink(events.WorkerLost(slot.index, lost.message))
             self._pool.restart(slot)
 
-    def _settle_work(self, call: WorkerCall, outcome: Outcome | LostCall) -> None:
+    def _settle_work(self, call: WorkerCall, outcome: Outcome) -> None:
         assignment: Assignment = call.payload
         assignment.work.copies -= 1
         assignment.work.worker = call.slot.index
@@ -274,18 +274,18 @@ class Scheduler:
             self._ledger.probe_ended(assignment.work, outcome)
             return
         call.slot.ended(assignment.seconds)
-        if isinstance(outcome, Outcome) and outcome.ok:
+        if outcome.ok:
             self._deadlines.learn(self._clock() - call.head_since, assignment.seconds)
         shard_id, index = assignment.work.shard_id, call.slot.index
-        notes = outcome.notes if isinstance(outcome, Outcome) else None
+        notes = outcome.notes
         self._observe(events.ShardAttempt(shard_id, index, outcome.message, notes))
         for row in notes.bad if notes is not None and notes.won else ():
             bad = (row.row_id, row.stage, row.error_class, row.message)
             self._sink(events.RowQuarantined(shard_id, *bad, index))
         self._ledger.shard_ended(assignment.work, outcome, certain=not call.shared_worker)
 
-    def _settle_warm_up(self, slot: WorkerSlot, outcome: Outcome | LostCall) -> None:
-        if isinstance(outcome, Outcome) and outcome.ok and outcome.info is not None:
+    def _settle_warm_up(self, slot: WorkerSlot, outcome: Outcome) -> None:
+        if outcome.ok and outcome.info is not None:
             slot.state, slot.info, slot.failures = READY, outcome.info, 0
             if slot.info.note and slot.generation == 1:
                 self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
@@ -303,19 +303,18 @@ class Scheduler:
         else:
             self._warm_up_failed(slot, outcome)
 
-    def _warm_up_failed(self, slot: WorkerSlot, outcome: Outcome | LostCall) -> None:
+    def _warm_up_failed(self, slot: WorkerSlot, outcome: Outcome) -> None:
         """Warm up again, in a new process where that one is dead, or give the worker up."""
         now, reason = self._clock(), outcome.message
         slot.failing_since = slot.failing_since if slot.failures else now
         slot.failures += 1
-        is_hopeless = isinstance(outcome, Outcome) and outcome.permanent
-        if is_hopeless:
+        if outcome.permanent:
             self._sink(events.Note(f"worker {slot.index} is given up: {reason}"))
         else:
             self._sink(events.WorkerLost(slot.index, f"warm-up failed: {reason}"))
         again = slot.failures < WARM_UP_ATTEMPTS
         again = again or (bool(outcome.outage) and now - slot.failing_since < OUTAGE_WARM_UP_S)
-        if again and not is_hopeless:
+        if again and not outcome.permanent:
             if isinstance(outcome, LostCall) or outcome.stage == "device":
                 self._pool.replace(slot)
             else:

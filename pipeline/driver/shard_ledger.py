@@ -26,9 +26,11 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from earmill.pipeline.dataset.commit_record import READ_THREADS, Committed
 from earmill.pipeline.driver import events
 from earmill.pipeline.planning.shards import Shard, item_seconds
 from earmill.pipeline.sources.base import Item
@@ -203,17 +205,6 @@ LESS_MEMORY, LEAST_MEMORY = 1 / 4, 1 / 16
 WITNESSES = 4  # Readable rows that travel with an order, to test the source.
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    rows_ok: int
-    rows_bad: int
-    nbytes: int  # Bytes of its data files.
-    seconds: float  # Audio of its good rows.
-    bad_by_class: Mapping[str, int] = field(default_factory=dict)  # Quarantined rows.
-    generation: int = 0  # How often it was committed again.
-    attempt: str = ""
-
-
 @dataclass(slots=True)
 class Result:
     done: dict[str, Committed] = field(default_factory=dict)  # Commits by shard id.
@@ -228,8 +219,8 @@ class Result:
 
 class ShardLedger:
     """All shards of a run and the rules by which they move to `result.done` or `result.failed`.
-    `committed` reads a shard's commit record; just before, its shard is named to `look_ahead`. Rows
-    that an earlier run could read are `witnesses`."""
+    `committed` reads a shard's commit record, in any thread. Rows that an earlier run could read
+    are `witnesses`."""
 
     def __init__(
         self,
@@ -240,9 +231,10 @@ class ShardLedger:
         sink: events.Sink = events.ignore,
         breaker: CircuitBreaker | None = None,
         witnesses: Iterable[Item] = (),
-        look_ahead: Callable[[Sequence[str]], None] = lambda shards: None,
     ) -> None:
-        self._committed, self._look_ahead = committed, look_ahead
+        self._committed = committed
+        self._readers = ThreadPoolExecutor(READ_THREADS, "commits")
+        self._begun: dict[str, Future[Committed | None]] = {}
         self._max_attempts, self._sink = max_attempts, sink
         self._breaker = breaker or CircuitBreaker()
         self._witnesses = deque(witnesses, maxlen=WITNESSES)
@@ -319,12 +311,15 @@ class ShardLedger:
             (self._suspects if work.failures else self._pending).appendleft(work)
 
     def look_ahead(self, works: Iterable[ShardWork]) -> None:
-        """Begin to read the commit records of shards for which `shard_ended` is called next."""
-        self._look_ahead([work.shard_id for work in works if not self._is_settled(work)])
+        """Begin to read the commit records of shards for which `shard_ended` is called next. On a
+        store, one read after the other would limit a job to some tens of shards a second. Earlier
+        reads are dropped, because they may be older than the attempts."""
+        names = {work.shard_id for work in works if not self._is_settled(work)}
+        self._begun = {}
+        if len(names) > 1:
+            self._begun = {name: self._readers.submit(self._committed, name) for name in names}
 
-    def shard_ended(
-        self, work: ShardWork, outcome: Outcome | LostCall, *, certain: bool = True
-    ) -> None:
+    def shard_ended(self, work: ShardWork, outcome: Outcome, *, certain: bool = True) -> None:
         """Take the result of an attempt on a whole shard; `work.copies` no longer counts it. It is
         `certain` if the shard was alone on its worker, or the worker named it. A loss that is not
         `certain` makes the shard a suspect, but is not counted as a failure of the shard."""
@@ -348,7 +343,7 @@ class ShardLedger:
         else:
             self._charge(work, outcome.message or "its commit record is missing", True)
 
-    def probe_ended(self, work: ShardWork, outcome: Outcome | LostCall) -> None:
+    def probe_ended(self, work: ShardWork, outcome: Outcome) -> None:
         search = work.search
         if search is None or self._is_settled(work):
             return
@@ -357,7 +352,7 @@ class ShardLedger:
             self._meet(work, outcome.outage, reason)
             self._searches.appendleft(work)
             return
-        if isinstance(outcome, Outcome) and outcome.stage == "publish":
+        if outcome.stage == "publish":
             # The probe found no room to write, which says nothing about its rows.
             work.fruitless += 1
             if outcome.permanent:
@@ -368,7 +363,7 @@ class ShardLedger:
                 self._searches.appendleft(work)
             return
         known = len(search.culprits)
-        search.report(failed=isinstance(outcome, LostCall) or not outcome.ok, reason=reason)
+        search.report(failed=not outcome.ok, reason=reason)
         for row_id in list(search.culprits)[known:]:
             self._sink(events.CulpritFound(work.shard_id, row_id, reason))
         if not search.done:
@@ -383,7 +378,8 @@ class ShardLedger:
         return work.shard_id in self.result.done or work.shard_id in self.result.failed
 
     def _complete(self, work: ShardWork) -> bool:
-        record = self._committed(work.shard_id)
+        begun = self._begun.pop(work.shard_id, None)
+        record = self._committed(work.shard_id) if begun is None else begun.result()
         if record is None:
             return False
         self.result.done[work.shard_id] = record

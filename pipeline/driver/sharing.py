@@ -1,4 +1,4 @@
-"""Sharing of an output by several drivers: opening, claims on shards, closing. A driver that joins
+"""Sharing of an output by several drivers: opening, claims on shards. A driver that joins
 holds the lock only to make the plan and to write the index, and works on shards it has claimed."""
 
 from __future__ import annotations
@@ -6,22 +6,13 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from earmill.pipeline.common.errors import LockedError
-from earmill.pipeline.dataset.description import DatasetFile, check_same, read_dataset
-from earmill.pipeline.dataset.driver_lock import (
-    UNFENCED,
-    BlockClaims,
-    DriverLock,
-    Fence,
-    clear_claims,
-)
-from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.revision import restate_licenses
-from earmill.pipeline.dataset.snapshot import Attempt, is_closed
+from earmill.pipeline.dataset.description import read_dataset
+from earmill.pipeline.dataset.driver_lock import BlockClaims, DriverLock
 from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.spec.job import SLURM_ARRAY, RunSpec
@@ -64,62 +55,16 @@ def _array_start(run: RunSpec) -> float:
     return random.random()
 
 
-@contextmanager
-def opening(layout: Layout, sharing: SharingPolicy, *, shares: bool) -> Iterator[DriverLock | None]:
-    """Hold the lock while the plan may be written; None for a driver that joins and finds one."""
+def opening(layout: Layout, sharing: SharingPolicy, *, shares: bool) -> DriverLock | None:
+    """Return the lock of an output whose plan may be written; None for a driver that joins and
+    finds a dataset."""
     if not sharing.joins:
-        with DriverLock(layout, shares=shares) as lock:
-            yield lock
-        return
+        return DriverLock(layout, shares=shares)
     while read_dataset(layout) is None:
-        try:
-            lock = DriverLock(layout, shares=True, alone=False)
-        except LockedError:
-            time.sleep(TURN_S)
-            continue
-        with lock:
-            yield lock
-        return
-    yield None
-
-
-def close(
-    layout: Layout,
-    sharing: SharingPolicy,
-    commits: Mapping[str, Attempt],
-    *,
-    anew: bool,
-    licenses: Mapping[str, Mapping[str, str]],
-    dataset: DatasetFile,
-    fence: Fence = UNFENCED,
-) -> None:
-    """Write index and cards of a complete dataset, whose `commits` are of all shards, unless
-    another driver does; `anew` if a shard was committed since the index was read."""
-    if not sharing.joins:
-        if anew or not is_closed(layout, commits):
-            finalise(layout, fence=fence)
-        restate_licenses(layout, licenses, fence)
-    while sharing.joins and not is_closed(layout, commits):
-        # Commits of another revision will never be closed by waiting.
-        fence.check(layout)
-        check_same(layout, dataset)
-        try:
-            lock = DriverLock(layout, shares=True, alone=False)
-        except LockedError:
-            if not sharing.stays:
-                return
-            time.sleep(TURN_S)
-            continue
-        # Another driver may have closed the dataset in the meantime.
-        with lock, suppress(LockedError):
-            check_same(layout, dataset)
-            if not is_closed(layout, commits):
-                finalise(layout, fence=lock.fence)
-                restate_licenses(layout, licenses, lock.fence)
-            break
-    fence.check(layout)
-    # Another driver that closed the dataset may have been killed before it cleared the claims.
-    clear_claims(layout)
+        with suppress(LockedError):
+            return DriverLock(layout, shares=True, alone=False)
+        time.sleep(TURN_S)
+    return None
 
 
 def claim_ahead(

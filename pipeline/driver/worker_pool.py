@@ -17,7 +17,7 @@ from earmill.pipeline.driver.executors import Workers
 from earmill.pipeline.driver.placement import Node, Placement, place_workers
 from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.spec.job import RunSpec
-from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, LostCall, Outcome, WorkerInfo
+from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, WorkerInfo
 
 WARMING, READY, DEAD = "warming", "ready", "dead"
 WORK = ("run", "probe")
@@ -61,9 +61,13 @@ class WorkerSlot:
         self.seconds_in_flight = max(0.0, self.seconds_in_flight - seconds)
 
     @property
+    def takes(self) -> int:
+        """Shards that the worker takes at a time, as far as it is known."""
+        return CONCURRENT_SHARDS if self.info is None else self.info.shards
+
+    @property
     def room(self) -> int:
-        takes = CONCURRENT_SHARDS if self.info is None else self.info.shards
-        return takes - len(self.work) if self.state == READY else 0
+        return self.takes - len(self.work) if self.state == READY else 0
 
     @property
     def idle(self) -> bool:
@@ -99,7 +103,7 @@ class WorkerPool:
         self,
         timeout_s: float,
         heads_up: Callable[[Sequence[WorkerCall]], None] = lambda calls: None,
-    ) -> Iterator[tuple[WorkerCall, Outcome | LostCall]]:
+    ) -> Iterator[tuple[WorkerCall, Outcome]]:
         """Yield calls that ended, with results; `heads_up` gets all of them before the first."""
         if not self._calls:
             time.sleep(timeout_s)
@@ -169,27 +173,17 @@ ID_DIGITS = 8  # Digits of a node's id in messages.
 
 
 class WorkerPlacements:
-    """The places of a run's workers, by the index of their slots, as a cluster's nodes come and go.
-    `seen` returns the last view of the cluster; None if no node comes or goes."""
+    """The places of a run's workers, by the index of their slots, as a cluster's nodes come and
+    go."""
 
-    def __init__(
-        self,
-        places: Sequence[Placement],
-        run: RunSpec,
-        *,
-        seen: Callable[[], Sequence[Node] | None],
-        sink: events.Sink = events.ignore,
-    ) -> None:
+    def __init__(self, places: Sequence[Placement], run: RunSpec, sink: events.Sink) -> None:
         self.places = list(places)
-        self._run, self._seen, self._sink = run, seen, sink
+        self._run, self._sink = run, sink
         self._last: Sequence[Node] | None = None
 
-    def of_living(self, pool: WorkerPool) -> list[Placement]:
-        return [self.places[slot.index] for slot in pool.slots if slot.state != DEAD]
-
-    def follow(self, pool: WorkerPool, ledger: ShardLedger) -> None:
-        """Start and give up workers as the cluster has changed; called at every tick."""
-        view = self._seen()
+    def follow(self, pool: WorkerPool, ledger: ShardLedger, view: Sequence[Node] | None) -> None:
+        """Start and give up workers as the cluster has changed. `view` is the last view of the
+        cluster, None if no node comes or goes."""
         if view is None or view is self._last:
             return
         self._last = view

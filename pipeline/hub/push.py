@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd
+from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.sha import git_hash
 
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, HubError, OutputError
+from earmill.pipeline.common.gathering import within
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.text import Shown, bytes_text
 from earmill.pipeline.dataset.commit_record import commits
@@ -25,14 +27,14 @@ from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.snapshot import (
     Current,
     LogEntry,
-    described,
+    described_file,
     read_current,
     read_snapshot,
     require_current,
 )
 from earmill.pipeline.dataset.verify import Report, verify
 from earmill.pipeline.formats.rows import OutFile
-from earmill.pipeline.hub.repo import HubRepo, Stored
+from earmill.pipeline.hub.repo import HubRepo
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CURRENT_FILE, DATASET_FILE, addition_path, commit_path
 from earmill.pipeline.storage.scratch import own_folder
@@ -77,18 +79,16 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
 
 
 def _files(layout: Layout, current: Current) -> Iterator[OutFile]:
-    def small(path: str) -> OutFile:
-        """Return a file whose hash is in no record."""
-        return described(path, layout.read_bytes(path))
-
     snapshot, records = read_snapshot(layout, current), commits(layout)
     yield from (current.snapshot, *current.cards)
     yield from (snapshot.index, snapshot.plan, snapshot.dataset)
-    yield small(CURRENT_FILE)
+    # Files whose hashes are in no record.
+    yield described_file(layout, CURRENT_FILE)
     if snapshot.dataset.path != DATASET_FILE:
-        yield small(DATASET_FILE)
+        yield described_file(layout, DATASET_FILE)
     plan_id = snapshot.plan.path.removeprefix("plan/").removesuffix(".parquet")
-    yield from map(small, layout.list(f"plan/{plan_id}"))
+    for part in layout.list(f"plan/{plan_id}"):
+        yield described_file(layout, part)
     change = require_dataset(layout).change
     if change is not None and change.carried is not None:
         yield change.carried
@@ -198,7 +198,7 @@ def push(
     # Content that the hub holds is not sent again.
     held = repo.uploaded(missing)
     additions: list[CommitOperationAdd] = []
-    for group in _groups(missing):
+    for group in within(missing, lambda file: (1, file.bytes), (GROUP_FILES, GROUP_BYTES)):
         additions += _upload(layout, repo, group)
         sent = {file.sha256: file for file in group if file.sha256 not in held}.values()
         present = [file for file in group if file not in sent]
@@ -217,7 +217,7 @@ def push(
 
 
 def _refuse_another(
-    repo: HubRepo, there: dict[str, Stored], parent: str, dataset: DatasetFile
+    repo: HubRepo, there: Collection[str], parent: str, dataset: DatasetFile
 ) -> None:
     """Raise HubError if the repository holds something else."""
     others = sorted({path.split("/")[0] for path in there} - set(OF_THE_HUB))
@@ -235,25 +235,12 @@ def _refuse_another(
     )
 
 
-def _is_same(layout: Layout, file: OutFile, stored: Stored) -> bool:
-    if stored.bytes != file.bytes:
+def _is_same(layout: Layout, file: OutFile, stored: RepoFile) -> bool:
+    if stored.size != file.bytes:
         return False
-    if stored.sha256 is not None:
-        return stored.sha256 == file.sha256
-    return git_hash(layout.read_bytes(file.path)) == stored.blob
-
-
-def _groups(files: Sequence[OutFile]) -> Iterator[list[OutFile]]:
-    """Yield neighbours, up to the limits of a group; a larger file alone."""
-    group: list[OutFile] = []
-    for file in files:
-        held = sum(each.bytes for each in group)
-        if group and (len(group) == GROUP_FILES or held + file.bytes > GROUP_BYTES):
-            yield group
-            group = []
-        group.append(file)
-    if group:
-        yield group
+    if stored.lfs is not None:
+        return stored.lfs.sha256 == file.sha256
+    return git_hash(layout.read_bytes(file.path)) == stored.blob_id
 
 
 def _upload(layout: Layout, repo: HubRepo, group: Sequence[OutFile]) -> list[CommitOperationAdd]:

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import huggingface_hub
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -41,15 +40,6 @@ COMMIT_WAIT_S = 2.0
 ASKED_AT_ONCE = 256  # Objects of one question, as huggingface_hub asks them.
 CONFLICTS = (409, 412)
 REFUSALS = (401, 403)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A file as the repository has it."""
-
-    bytes: int
-    blob: str  # Git's hash of the content.
-    sha256: str | None  # Checksum of a large file; None for others.
 
 
 class HubRepo:
@@ -89,19 +79,13 @@ class HubRepo:
                 raise HubError(f"{self.repo_id}: the hub names no commit of {self.branch}")
             return info.sha
 
-    def files(self, commit: str) -> dict[str, Stored]:
-        """Return every file of a commit, by path."""
+    def files(self, commit: str) -> dict[str, RepoFile]:
+        """Return every file of a commit, by path; a large file has `lfs`, with its sha256."""
         with self._one_line_errors():
             tree = self._api.list_repo_tree(
                 self.repo_id, recursive=True, revision=commit, repo_type=DATASET
             )
-            return {
-                entry.path: Stored(
-                    entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None
-                )
-                for entry in tree
-                if isinstance(entry, RepoFile)
-            }
+            return {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
 
     def read(self, path: str, commit: str) -> bytes:
         url = f"{self.url}/resolve/{commit}/{path}"
@@ -168,7 +152,7 @@ class HubRepo:
                 now, (path, blob) = self.head(), proof
                 if now != parent:
                     there = self.files(now).get(path)
-                    if there is not None and there.blob == blob:
+                    if there is not None and there.blob_id == blob:
                         return now
                     raise HubError(
                         f"{self.repo_id}: somebody else committed to {self.branch} meanwhile (now "

@@ -32,7 +32,7 @@ from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.operations.open_job import compare, stored_dataset
 from earmill.pipeline.operations.retry import damaged
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
-from earmill.pipeline.operations.update import Update
+from earmill.pipeline.operations.update import UPDATE, FinishedJob
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
@@ -159,5 +159,5 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
         with held(place) as fence:
             check_same(place, stored)
             source = open_source(spec.source, spec.audio.array_rate_hz)
-            update = Update(spec, place, before, source, list(rows.items()), changes)
-            update.begin(stored, fence=fence)
+            job = FinishedJob(spec, place, stored, before, fence)
+            job.revise(source, [*rows.items()], changes, UPDATE)

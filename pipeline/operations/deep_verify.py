@@ -83,12 +83,10 @@ def verify_deep(
     rows: int,
     *,
     seed: int | None = None,
-    threads: int | None = None,
     on_begin: Callable[[str], None] = lambda text: None,
 ) -> DeepReport:
     """Compute random rows of the current snapshot again, and compare them with the stored rows.
-    `seed` draws the rows; None draws a seed, too. `threads` are the kernels'; None takes all
-    cores."""
+    `seed` draws the rows; None draws a seed, too."""
     if rows < 1:
         raise ValueError(f"expected at least 1 row to compute again, got {rows}")
     snapshot = read_snapshot(layout, require_current(layout))
@@ -98,8 +96,7 @@ def verify_deep(
         raise OutputError(f"{layout.url()}: expected good rows to compute again, got none")
     drawn = sorted(random.Random(seed).sample(good, min(rows, len(good))))
     on_begin("building the models")
-    threads = threads or cores()
-    models = warm_models(spec, threads, spec.run.device)
+    models = warm_models(spec, cores(), spec.run.device)
     source = open_source(spec.source, spec.audio.array_rate_hz)
     on_begin(f"computing {len(drawn):,} rows")
     differ, problems = list[float](), list[str]()
@@ -107,7 +104,7 @@ def verify_deep(
     apart = spec.run.model_copy(update={"decode_in_child": True})
     spec = spec.model_copy(update={"run": apart})
     processor = RowProcessor(
-        spec, source, models.extractors, decode_threads=threads, gpu=models.gpu
+        spec, source, models.extractors, decode_threads=cores(), gpu=models.gpu
     )
     here = json.loads(json.dumps({"device": models.device, "versions": value_versions()}))
     with closing(processor):

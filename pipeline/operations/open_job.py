@@ -1,39 +1,24 @@
-"""Open a job: store or check its plan and dataset.json, and find the shards of the stored plan
-without a commit. A stored plan never changes, whatever the source lists now."""
+"""An opened job: its plan, its description, the shards without a commit, and changes of its source.
+A stored plan never changes, whatever the source lists now."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import zip_longest
 
 from earmill.pipeline.common.errors import EarmillError, OutputError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
-from earmill.pipeline.dataset.commit_record import (
-    BAD_BY_CLASS,
-    CommitRecord,
-    Recommit,
-    commits_as,
-    some,
-)
-from earmill.pipeline.dataset.copied_rows import carry_over
-from earmill.pipeline.dataset.description import (
-    DatasetFile,
-    check_dataset,
-    open_dataset,
-    read_dataset,
-)
-from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
+from earmill.pipeline.dataset.commit_record import Committed, Recommit, some
+from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, Heartbeat
 from earmill.pipeline.dataset.provenance import run_provenance
-from earmill.pipeline.dataset.revision import look_again
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import SourceChanged
-from earmill.pipeline.driver.shard_ledger import WITNESSES, Committed, smallest
+from earmill.pipeline.driver.shard_ledger import WITNESSES, smallest
 from earmill.pipeline.formats.format import BINARY, stored_streams
-from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, extra_json
 from earmill.pipeline.sources.base import Item, Reference, Source, listing
@@ -42,7 +27,6 @@ from earmill.pipeline.spec.messages import describe_changes
 from earmill.pipeline.spec.models import BuiltModel
 from earmill.pipeline.spec.spans import warm_up_s
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.scratch import clear_scratch, sweep
 
 WHAT_TO_DO = "this output keeps to its plan: `earmill extract` with --update takes them in"
 
@@ -68,22 +52,15 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
     Both have one order, so they are read side by side; only rows without a partner are held."""
     old, new = dict[str, Item](), dict[str, Item]()
     changed = list[str]()
-
-    def meet(was: Item, now: Item) -> None:
-        if other_audio(was, now) or extra_json(was.extra) != extra_json(now.extra):
-            changed.append(was.row_id)
-
     for was, now in zip_longest(planned, listed):
-        if now is not None:
-            if (found := old.pop(now.row_id, None)) is None:
-                new[now.row_id] = now
-            else:
-                meet(found, now)
-        if was is not None:
-            if (found := new.pop(was.row_id, None)) is None:
-                old[was.row_id] = was
-            else:
-                meet(was, found)
+        for item, own, others in ((now, new, old), (was, old, new)):
+            if item is None:
+                continue
+            found = others.pop(item.row_id, None)
+            if found is None:
+                own[item.row_id] = item
+            elif other_audio(found, item) or extra_json(found.extra) != extra_json(item.extra):
+                changed.append(item.row_id)
     return Changes(tuple(sorted(new)), tuple(sorted(old)), tuple(sorted(changed)))
 
 
@@ -137,8 +114,13 @@ class OpenJob:
     pending: tuple[Shard, ...]
     again: Mapping[str, Recommit] = field(default_factory=dict)
     copies: tuple[Shard, ...] = ()
-    fence: Fence = UNFENCED
+    lease: Heartbeat | None = None  # None for a driver beside others that only closes.
     scratch: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
+
+    @property
+    def fence(self) -> Fence:
+        """The run's right to write to the output."""
+        return UNFENCED if self.lease is None else self.lease.fence
 
     def started(self) -> events.JobStarted:
         records = self.before.values()
@@ -165,18 +147,6 @@ class OpenJob:
         return [smallest(shards[name]) for name in best if name in shards]
 
 
-def committed_of(record: CommitRecord) -> Committed:
-    return Committed(
-        rows_ok=record.rows_ok,
-        rows_bad=record.rows_bad,
-        nbytes=record.nbytes,
-        seconds=record.seconds,
-        bad_by_class=record.info.get(BAD_BY_CLASS, {}),
-        generation=record.generation,
-        attempt=record.attempt,
-    )
-
-
 def stored_dataset(
     spec: JobSpec, layout: Layout, advice: str = "use another output.uri"
 ) -> DatasetFile | None:
@@ -190,65 +160,8 @@ def stored_dataset(
     return stored
 
 
-def open_job(
-    spec: JobSpec,
-    layout: Layout,
-    plan: Plan,
-    models: Sequence[BuiltModel],
-    source: Source,
-    *,
-    resume: bool,
-    again: Chooser | None,
-    beside: bool,
-    stored: DatasetFile | None,
-    fences: tuple[Fence, Fence] = (UNFENCED, UNFENCED),
-    on_step: Callable[[str], None] = lambda text: None,
-) -> OpenJob:
-    """Write or check plan and dataset.json; refuse to go on with an output unless `resume` is set.
-    `again` chooses commits to replace. A driver `beside` others holds no lock. `stored` is the
-    output's description. `fences` are for the opening of the job, and for the run."""
-
-    def may_write(layout: Layout) -> None:
-        for fence in {*fences}:
-            fence.check(layout)
-
-    opening, fence = fences
-    wanted = _describe(spec, plan, models)
-    if stored is None:
-        may_write(layout)
-        plan.write(layout)
-        dataset = open_dataset(layout, wanted, may_write)
-        look_again(layout, dataset, opening)
-    else:
-        check_dataset(stored, wanted)
-        dataset = stored
-    chosen = again(layout) if again is not None else {}
-    before = commits_as(layout, committed_of, without=chosen)
-    if before and not (resume or beside):
-        hint = ""
-        with suppress(EarmillError):
-            if changes := compare(plan.items(), listing(source)):
-                hint = f", --update to take in what has changed in the source ({changes})"
-        raise OutputError(
-            f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this job; "
-            f"add --resume to go on with it{hint}, or use another output.uri"
-        )
-    may_write(layout)
-    if not beside:
-        clear_scratch(layout)
-    sweep()  # temporary files of drivers and workers that were killed
-    if not beside and carry_over(layout, dataset, plan, on_step, opening):
-        before = commits_as(layout, committed_of, without=chosen)
-    left = [shard for shard in plan.shards if shard.shard_id not in before]
-    waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()
-    copies = tuple(shard for shard in left if shard.shard_id in waiting)
-    pending = tuple(shard for shard in left if shard.shard_id not in waiting)
-    may_write(layout)
-    again_ = open_again(layout, chosen)
-    return OpenJob(spec, layout, plan, dataset, before, pending, again_, copies, fence)
-
-
-def _describe(spec: JobSpec, plan: Plan, models: Sequence[BuiltModel]) -> DatasetFile:
+def describe(spec: JobSpec, plan: Plan, models: Sequence[BuiltModel]) -> DatasetFile:
+    """Return the description of a new dataset of a job."""
     records, descriptions = [m.record for m in models], [m.description for m in models]
     names = [entry.model for entry in spec.extract]
     buffers = {}

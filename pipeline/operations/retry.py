@@ -69,18 +69,15 @@ class RowFilter:
             and (not globs or any(fnmatchcase(row.uri, glob) for glob in globs))
         )
 
-
-def quarantined(chosen: RowFilter) -> Chooser:
-    def choose(layout: Layout) -> Choice:
+    def choose(self, layout: Layout) -> Choice:
+        """Choose shards with a row that passes; their other rows stay in quarantine."""
         found: dict[str, tuple[QuarantineRow, ...]] = {}
         for shard, record in commits(layout).items():
             rows = quarantined_rows(layout, record)
-            others = tuple(row for row in rows if not chosen(row))
+            others = tuple(row for row in rows if not self(row))
             if len(others) < len(rows):
                 found[shard] = others
         return found
-
-    return choose
 
 
 def open_again(layout: Layout, choice: Choice) -> dict[str, Recommit]:
@@ -142,19 +139,16 @@ def find_retry(
     rows: RowFilter,
     job: Job | None,
     overrides: Iterable[str],
-) -> tuple[JobSpec, Chooser] | None:
-    """Return the job that retries quarantined rows, and the chooser of their shards.
-
-    Returns None if no row matches and no earlier retry was cut off.
-    """
-    choose = quarantined(rows)
+) -> JobSpec | None:
+    """Return the job that retries quarantined rows; None if no row matches and no earlier retry was
+    cut off."""
     layout = Layout.open(uri, storage_options)
     with store_errors(layout.url()):
         spec = stored_job(layout, uri, storage_options, job=job, overrides=overrides)
-        if choose(layout):
-            return spec, choose
+        if rows.choose(layout):
+            return spec
         # A run may have replaced commits or begun a revision, and ended before it closed it.
         records = commits(layout)
         begun = require_dataset(layout).change is not None
         again = begun or any(record.generation for record in records.values())
-        return (spec, choose) if again and not is_closed(layout, records) else None
+        return spec if again and not is_closed(layout, records) else None

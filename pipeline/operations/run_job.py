@@ -6,53 +6,69 @@ quarantine than the job allows, and 1 if shards are missing."""
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from earmill.pipeline.common.errors import CommitError, OutputError, RunStopped, StorageError
+from earmill.pipeline.common.errors import (
+    CommitError,
+    EarmillError,
+    LockedError,
+    OutputError,
+    RunStopped,
+    StorageError,
+)
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.common.text import duration, figure
-from earmill.pipeline.dataset.commit_record import READ_THREADS, Recommit, commits_as, read_commit
-from earmill.pipeline.dataset.copied_rows import copy_equal
-from earmill.pipeline.dataset.description import DatasetFile
+from earmill.pipeline.dataset.commit_record import Committed, Recommit, commits_as, read_commit
+from earmill.pipeline.dataset.copied_rows import carry_over, copy_equal
+from earmill.pipeline.dataset.description import (
+    DatasetFile,
+    check_dataset,
+    check_same,
+    open_dataset,
+)
 from earmill.pipeline.dataset.driver_lock import (
     UNFENCED,
     BlockClaims,
+    DriverLock,
     DriverMembership,
-    Heartbeat,
+    Fence,
+    clear_claims,
     overtaken,
 )
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.snapshot import outdated_text, read_current, read_snapshot
+from earmill.pipeline.dataset.revision import look_again, restate_licenses
+from earmill.pipeline.dataset.snapshot import is_closed, outdated_text, read_current, read_snapshot
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.events import RESUME, JobFinished, StopRequest
 from earmill.pipeline.driver.executors import Session, WorkerRequest, executor_of
 from earmill.pipeline.driver.placement import cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
-from earmill.pipeline.driver.shard_ledger import Committed, Result, ShardLedger
-from earmill.pipeline.driver.sharing import SharingPolicy, claim_ahead, close, opening, sharing_of
+from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
+from earmill.pipeline.driver.sharing import TURN_S, SharingPolicy, claim_ahead, opening, sharing_of
 from earmill.pipeline.driver.telemetry import observed
-from earmill.pipeline.driver.worker_pool import WorkerPlacements, WorkerPool
+from earmill.pipeline.driver.worker_pool import DEAD, WorkerPlacements, WorkerPool
 from earmill.pipeline.formats.format import check_formats
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.operations.open_job import (
     OpenJob,
-    committed_of,
-    open_job,
+    compare,
+    describe,
     source_changed,
     stored_dataset,
 )
-from earmill.pipeline.operations.retry import Chooser
+from earmill.pipeline.operations.retry import Chooser, open_again
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
+from earmill.pipeline.sources.base import listing
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.models import built_models, check_references_used
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.scratch import clear_scratch
+from earmill.pipeline.storage.scratch import clear_scratch, sweep
 from earmill.pipeline.worker.launches import shards_in_flight
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
@@ -62,56 +78,74 @@ EXIT_DONE, EXIT_FAILED, EXIT_TOO_MANY_BAD = 0, 1, 3
 RunnerFactory = Callable[[WorkerJob], Callable[[], ShardRunner]]
 
 
-class CommitReader:
-    """Reads commit records for `ShardLedger`, with `side_by_side` several at a time: the round trip
-    to a store would limit a job to some tens of shards a second."""
-
-    def __init__(self, read: Callable[[str], Committed | None], *, side_by_side: bool) -> None:
-        self._read = read
-        self._threads = ThreadPoolExecutor(READ_THREADS, "commits") if side_by_side else None
-        self._begun: dict[str, Future[Committed | None]] = {}
-
-    def look_ahead(self, shards: Sequence[str]) -> None:
-        """Begin to read the records of these shards, and drop reads that were begun before."""
-        self._begun = {}
-        if self._threads is not None and len(shards) > 1:
-            self._begun = {shard: self._threads.submit(self._read, shard) for shard in {*shards}}
-
-    def __call__(self, shard_id: str) -> Committed | None:
-        """Return the record of a shard as of now, or as of the end of its attempt."""
-        begun = self._begun.pop(shard_id, None)
-        return self._read(shard_id) if begun is None else begun.result()
+def close(
+    job: OpenJob, sharing: SharingPolicy, commits: Mapping[str, Committed], *, anew: bool
+) -> None:
+    """Write index and cards of a complete dataset, unless another driver does. The `commits` are of
+    all shards; `anew` if a shard was committed since the index was read."""
+    layout, licenses = job.layout, job.spec.licenses.to_dict()
+    if not sharing.joins:
+        if anew or not is_closed(layout, commits):
+            finalise(layout, fence=job.fence)
+        restate_licenses(layout, licenses, job.fence)
+    while sharing.joins and not is_closed(layout, commits):
+        # Commits of another revision will never be closed by waiting.
+        job.fence.check(layout)
+        check_same(layout, job.dataset)
+        try:
+            lock = DriverLock(layout, shares=True, alone=False)
+        except LockedError:
+            if not sharing.stays:
+                return
+            time.sleep(TURN_S)
+            continue
+        # Another driver may have closed the dataset in the meantime.
+        with lock, suppress(LockedError):
+            check_same(layout, job.dataset)
+            if not is_closed(layout, commits):
+                finalise(layout, fence=lock.fence)
+                restate_licenses(layout, licenses, lock.fence)
+            break
+    job.fence.check(layout)
+    # Another driver that closed the dataset may have been killed before it cleared the claims.
+    clear_claims(layout)
 
 
 def summarise(
-    result: Result,
-    *,
-    before: Sequence[Committed],
-    shards: int,
-    layout: Layout,
-    max_bad_fraction: float,
-    skipped: str = "",
-    closed: bool = False,
+    job: OpenJob, result: Result, before: Sequence[Committed], *, closed: bool = False
 ) -> JobFinished:
-    """Return the last event of a run. Commits of earlier runs are in `before`, files that the
-    listing left out in `skipped`. `closed`: the run made the current snapshot, perhaps of copies
-    alone."""
+    """Return the last event of a run. Commits of earlier runs are in `before`. `closed`: the run
+    made the current snapshot, perhaps of copies alone."""
+    url, shards = job.layout.url(), len(job.plan.shards)
+    most_bad = job.spec.run.max_bad_fraction
     records = [*before, *result.done.values()]
     ok, bad = sum(r.rows_ok for r in records), sum(r.rows_bad for r in records)
+    # Speed is audio that went through the models; a run with bad rows alone has none.
+    speed = result.seconds / result.worked_s if result.worked_s else 0.0
     by_class: dict[str, int] = {}
     if len(records) == shards:
-        status, exit_code = "done" if result.done or closed else "nothing_to_do", EXIT_DONE
         counted = sum((Counter(record.bad_by_class) for record in records), Counter[str]())
         by_class = dict(counted.most_common())
-        message = _complete_message(result, layout, ok, bad, by_class, closed)
-        message += f"; {skipped}" if skipped else ""
-        if bad > max_bad_fraction * (ok + bad):
+        reasons = ", ".join(f"{name} {count}" for name, count in by_class.items())
+        rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
+        status, exit_code = "done", EXIT_DONE
+        if result.done:
+            took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
+            message = f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {url}"
+        elif closed:
+            message = f"done: {rows}, no audio had to be computed -> {url}"
+        else:
+            status = "nothing_to_do"
+            message = f"nothing to do, all shards are committed: {rows} -> {url}"
+        if skipped := skipped_text(job.plan.skipped):
+            message += f"; {skipped}"
+        if bad > most_bad * (ok + bad):
             exit_code = EXIT_TOO_MANY_BAD
             message += (
                 f"; {bad / (ok + bad):.1%} of the rows are in quarantine, more than "
-                f"run.max_bad_fraction {max_bad_fraction:.1%} allows, so the exit code is "
+                f"run.max_bad_fraction {most_bad:.1%} allows, so the exit code is "
                 f"{EXIT_TOO_MANY_BAD}; all other rows are written; for the reasons run: earmill "
-                f"inspect {layout.url()} --quarantine"
+                f"inspect {url} --quarantine"
             )
     else:
         status, exit_code = "failed", EXIT_FAILED
@@ -135,32 +169,17 @@ def summarise(
         status=status,
         exit_code=exit_code,
         message=message,
-        output=layout.url(),
+        output=url,
         shards=len(records),
         shards_failed=len(result.failed),
         rows_ok=ok,
         rows_bad=bad,
         seconds=round(result.seconds, 3),
         wall_s=round(result.worked_s, 3),
-        times_real_time=round(result.seconds / result.worked_s, 2) if result.worked_s else 0.0,
+        times_real_time=round(speed, 2),
         bad_by_class=by_class,
         cpu_s=dict(result.cpu_s),
     )
-
-
-def _complete_message(
-    result: Result, layout: Layout, ok: int, bad: int, by_class: dict[str, int], closed: bool
-) -> str:
-    reasons = ", ".join(f"{name} {count}" for name, count in by_class.items())
-    rows = f"{ok:,} rows ok, {bad:,} quarantined" + (f" ({reasons})" if reasons else "")
-    if not result.done and closed:
-        return f"done: {rows}, no audio had to be computed -> {layout.url()}"
-    if not result.done:
-        return f"nothing to do, all shards are committed: {rows} -> {layout.url()}"
-    # Speed is audio that went through the models; a run with bad rows alone has none.
-    speed = result.seconds / result.worked_s if result.worked_s else 0.0
-    took = f" in {duration(result.worked_s)} ({figure(speed)} x real time)" if speed else ""
-    return f"done: {rows}, {result.seconds:,.0f} s audio{took} -> {layout.url()}"
 
 
 def run_job(
@@ -248,7 +267,7 @@ class Run:
 
     def process(self, stack: ExitStack) -> events.JobFinished:
         """Process the pending shards and close the dataset; the stack gives everything back."""
-        job, lease = self._open(stack)
+        job = self._open(stack)
         stack.enter_context(job.fence.says_why(job.layout))
         if job.before and not self.sharing.joins:
             if (changed := source_changed(self.source, job.plan)) is not None:
@@ -257,10 +276,10 @@ class Run:
         result = Result()
         # The dataset is finished before the workers stop, so a slow stop does not delay it.
         if job.pending and self.sharing.works:
-            result = self._work(stack, job, lease)
+            result = self._work(stack, job)
         return self._finish(job, result)
 
-    def _open(self, stack: ExitStack) -> tuple[OpenJob, Heartbeat | None]:
+    def _open(self, stack: ExitStack) -> OpenJob:
         """Take the lock and open the job. A driver that joins holds the lock only meanwhile. It
         registers as a member before it reads plan and commits, so that its fence notices if another
         command takes the output over."""
@@ -269,15 +288,15 @@ class Run:
         if sharing.joins and sharing.works:
             member = stack.enter_context(DriverMembership(layout))
         with ExitStack() as until_open:
-            held = until_open if sharing.joins else stack
-            lock = held.enter_context(opening(layout, sharing, shares=self.again is None))
+            lock = opening(layout, sharing, shares=self.again is None)
+            if lock is not None:
+                (until_open if sharing.joins else stack).enter_context(lock)
             if self.again is not None:
                 self.tell("looking for shards to process again")
-            opens = UNFENCED if lock is None else lock.fence
-            lease = member if sharing.joins else lock
-            fence = UNFENCED if lease is None else lease.fence
+            # A driver that needs the output alone takes the lock before it evicts members.
+            holder = lock or member
+            opens = UNFENCED if holder is None else holder.fence
             until_open.enter_context(opens.says_why(layout))
-            until_open.enter_context(fence.says_why(layout))
             stored = stored_dataset(self.spec, layout)
             if stored is None and (lock is None or self.stored is not None):
                 raise overtaken(layout)
@@ -285,22 +304,51 @@ class Run:
             plan = self.plan
             if plan is None or (stored is not None and stored != self.stored):
                 plan = self._make_plan(stored)
-            job = open_job(
-                self.spec,
-                layout,
-                plan,
-                self.models,
-                self.source,
-                resume=self.resume,
-                again=self.again,
-                beside=lock is None,
-                stored=stored,
-                fences=(opens, fence),
-                on_step=self.tell,
-            )
+            job = self._open_output(plan, stored, opens, beside=lock is None)
             if self.stored is None and lock is not None:
                 opens.check(layout)
-        return job, lease
+        return replace(job, lease=member if sharing.joins else lock)
+
+    def _open_output(
+        self, plan: Plan, stored: DatasetFile | None, opens: Fence, *, beside: bool
+    ) -> OpenJob:
+        """Write or check plan and dataset.json; refuse to go on with an output unless `resume` is
+        set. A driver `beside` others holds no lock. The fence `opens` is for the opening of the
+        job."""
+        layout = self.layout
+        wanted = describe(self.spec, plan, self.models)
+        if stored is None:
+            opens.check(layout)
+            plan.write(layout)
+            dataset = open_dataset(layout, wanted, opens.check)
+            look_again(layout, dataset, opens)
+        else:
+            check_dataset(stored, wanted)
+            dataset = stored
+        chosen = self.again(layout) if self.again is not None else {}
+        before = commits_as(layout, Committed.of, without=chosen)
+        if before and not (self.resume or beside):
+            hint = ""
+            with suppress(EarmillError):
+                if changes := compare(plan.items(), listing(self.source)):
+                    hint = f", --update to take in what has changed in the source ({changes})"
+            raise OutputError(
+                f"{layout.url()} already holds {len(before)} of {len(plan.shards)} shards of this "
+                f"job; add --resume to go on with it{hint}, or use another output.uri"
+            )
+        opens.check(layout)
+        if not beside:
+            clear_scratch(layout)
+        sweep()  # temporary files of drivers and workers that were killed
+        if not beside and carry_over(layout, dataset, plan, self.tell, opens):
+            before = commits_as(layout, Committed.of, without=chosen)
+        left = [shard for shard in plan.shards if shard.shard_id not in before]
+        waiting = {shard.shard_id for shard in plan.copies} - chosen.keys()
+        copies = tuple(shard for shard in left if shard.shard_id in waiting)
+        pending = tuple(shard for shard in left if shard.shard_id not in waiting)
+        opens.check(layout)
+        again = open_again(layout, chosen)
+        return OpenJob(self.spec, layout, plan, dataset, before, pending, again, copies)
 
     def _make_plan(self, stored: DatasetFile | None) -> Plan:
         if stored is not None:
@@ -315,26 +363,20 @@ class Run:
             self.sink(events.Note(note))
         return plan
 
-    def _work(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> Result:
+    def _work(self, stack: ExitStack, job: OpenJob) -> Result:
         """Process the pending shards with workers; the stack stops the workers."""
         self.tell("starting the workers")
         # A run that replaces commits shares no shards.
-        shared = None if self.again is not None else self._shared(stack, job, lease)
+        shared = None if self.again is not None else self._shared(stack, job)
         stack.callback(_clear, job)
         session = stack.enter_context(self.executor.session(self.spec.run, self.tell))
-        return self.scheduler(job, session, lease, shared).run()
+        return self.scheduler(job, session, shared).run()
 
-    def scheduler(
-        self,
-        job: OpenJob,
-        session: Session,
-        lease: Heartbeat | None,
-        shared: BlockClaims | None,
-    ) -> Scheduler:
+    def scheduler(self, job: OpenJob, session: Session, shared: BlockClaims | None) -> Scheduler:
         """Return the scheduler of the pending shards, with a worker for each place."""
         run, nodes = self.spec.run, session.nodes
         placements = place_workers(nodes, run, at_most=len(job.pending))
-        places = WorkerPlacements(placements, run, seen=session.seen, sink=self.sink)
+        places = WorkerPlacements(placements, run, self.sink)
         if note := cpu_note(nodes, run):
             self.sink(events.Note(note))
         planned = len(job.plan.shards)
@@ -346,48 +388,38 @@ class Run:
             shards = on_a_gpu if place.num_gpus else CONCURRENT_SHARDS
             work = WorkerJob(
                 spec=job.spec,
-                plan_id=job.plan.plan_id,
+                dataset=job.dataset,
                 threads=place.threads,
                 folder=os.getcwd(),
                 device=place.device,
                 shards=shards,
-                parquet_form=job.dataset.parquet_form,
-                streams=job.dataset.streams,
-                extra_types=job.dataset.extra_types,
                 again=job.again,
                 scratch=job.scratch,
                 fence=job.fence,
             )
             return WorkerRequest(self.make_runner(work), place, shards)
 
-        def in_flight() -> int:
-            living = places.of_living(pool)
-            return sum(on_a_gpu if place.num_gpus else CONCURRENT_SHARDS for place in living)
-
-        def read(shard_id: str) -> Committed | None:
+        def committed(shard_id: str) -> Committed | None:
             known = job.again.get(shard_id, Recommit())
             record = read_commit(job.layout, shard_id, known.generation)
-            return None if record is None else committed_of(record)
+            return None if record is None else Committed.of(record)
 
         def on_tick() -> None:
-            if lease is not None:
-                lease.check()
-            session.check()
-            places.follow(pool, ledger)
+            if job.lease is not None:
+                job.lease.check()
+            places.follow(pool, ledger, session.seen())
             if shared is not None:
-                stays = self.sharing.stays
-                claim_ahead(shared, shards, ledger, ahead=in_flight(), stays=stays)
+                ahead = sum(slot.takes for slot in pool.slots if slot.state != DEAD)
+                claim_ahead(shared, shards, ledger, ahead=ahead, stays=self.sharing.stays)
 
         pool = WorkerPool(session.workers(request_of), len(placements))
         shards = {shard.shard_id: shard for shard in job.pending}
-        committed = CommitReader(read, side_by_side=not job.layout.is_local)
         ledger = ShardLedger(
             job.pending if shared is None else (),
             committed,
             max_attempts=run.max_attempts,
             sink=self.sink,
             witnesses=job.witnesses(),
-            look_ahead=committed.look_ahead,
         )
         ledger.more_to_come = shared is not None
         return Scheduler(
@@ -401,9 +433,9 @@ class Run:
             drain_s=run.grace_s,
         )
 
-    def _shared(self, stack: ExitStack, job: OpenJob, lease: Heartbeat | None) -> BlockClaims:
+    def _shared(self, stack: ExitStack, job: OpenJob) -> BlockClaims:
         """Return the shards that this driver may claim, as a member of the output's drivers."""
-        member = lease
+        member = job.lease
         if not isinstance(member, DriverMembership):
             member = stack.enter_context(DriverMembership(job.layout))
         return BlockClaims(
@@ -423,27 +455,20 @@ class Run:
         if not job.again and len(known) < len(job.plan.shards):
             # Other drivers have committed shards since this driver read the commits.
             planned = {shard.shard_id for shard in job.plan.shards}
-            others = commits_as(job.layout, committed_of, without=known)
+            others = commits_as(job.layout, Committed.of, without=known)
             before = before | {name: one for name, one in others.items() if name in planned}
         missing = len(job.plan.shards) - len(before) - len(result.done)
         left = [shard for shard in job.copies if shard.shard_id not in before]
         if left and missing == len(left):
             copy_equal(job.layout, job.dataset, left, self.tell, job.fence)
-            found = commits_as(job.layout, committed_of, without=before.keys() | result.done.keys())
+            found = commits_as(job.layout, Committed.of, without=before.keys() | result.done.keys())
             result.done |= {shard.shard_id: found[shard.shard_id] for shard in left}
             missing = 0
         counted = _snapshot_path(job.layout)
         if not missing:
             self.tell("writing the index")
-            close(
-                job.layout,
-                sharing,
-                before | result.done,
-                anew=bool(result.done) or before != job.before,
-                licenses=job.spec.licenses.to_dict(),
-                dataset=job.dataset,
-                fence=job.fence,
-            )
+            anew = bool(result.done) or before != job.before
+            close(job, sharing, before | result.done, anew=anew)
         elif job.again and result.done:
             # Replaced commits count at once; the other shards keep their earlier commits.
             with suppress(CommitError):
@@ -453,15 +478,7 @@ class Run:
         closed = counted is not None and _snapshot_path(job.layout) != counted
         if closed:
             self._tell_outdated(job.layout)
-        end = summarise(
-            result,
-            before=list(before.values()),
-            shards=len(job.plan.shards),
-            layout=job.layout,
-            max_bad_fraction=job.spec.run.max_bad_fraction,
-            skipped=skipped_text(job.plan.skipped),
-            closed=closed,
-        )
+        end = summarise(job, result, [*before.values()], closed=closed)
         self.sink(end)
         return end
 

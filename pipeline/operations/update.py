@@ -17,13 +17,14 @@ from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
     commits,
+    commits_as,
     plan_row_of,
     quarantined_rows,
-    reading_pool,
 )
 from earmill.pipeline.dataset.description import DatasetFile, read_dataset
-from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held
+from earmill.pipeline.dataset.driver_lock import Fence, held
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
+from earmill.pipeline.dataset.snapshot import good_plan_rows, read_snapshot, require_current
 from earmill.pipeline.driver import events
 from earmill.pipeline.operations.open_job import Changes, compare, other_features
 from earmill.pipeline.operations.retry import RowFilter
@@ -49,26 +50,23 @@ SPAN = ("start_s", "end_s")
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
     """Begin a revision of a finished dataset if the source has changed; `run_job` with `resume`
     carries it out."""
-    layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    with _finished(spec, layout, sink) as found:
-        if found is None:
+    with _finished(spec, sink) as job:
+        if job is None:
             return
-        dataset, plan, fence = found
         sink(events.Step("listing the source"))
         source = planned_source(spec)
         items = list(listing(source))
         check_items(items, spec)
-        changes = compare(plan.items(), items)
+        changes = compare(job.plan.items(), items)
         if changes:
             sink(events.Note(f"the source has changed, {changes}"))
-            Update(spec, layout, plan, source, items, changes).begin(dataset, fence=fence)
+            job.revise(source, items, changes, UPDATE)
 
 
 @contextmanager
-def _finished(
-    spec: JobSpec, layout: Layout, sink: events.Sink
-) -> Iterator[tuple[DatasetFile, Plan, Fence] | None]:
+def _finished(spec: JobSpec, sink: events.Sink) -> Iterator[FinishedJob | None]:
     """Hold the lock for a change of the plan; None without a finished dataset of the job."""
+    layout = Layout.open(spec.output.uri, spec.output.storage_options)
     if _dataset_of(spec, layout) is None:
         yield None
         return
@@ -78,7 +76,7 @@ def _finished(
         if dataset is None or plan is None:
             yield None
         elif is_finished(layout, plan):
-            yield dataset, plan, fence
+            yield FinishedJob(spec, layout, dataset, plan, fence)
         else:
             sink(events.Note("an earlier run was cut off: it is finished first, then run it again"))
             yield None
@@ -92,21 +90,19 @@ def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
     """Begin a revision that retries quarantined rows whose source file has changed, which needs a
     new plan. `run_job` retries the rows whose file is unchanged."""
-    layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    with _finished(spec, layout, events.ignore) as found:
-        if found is None:
+    with _finished(spec, events.ignore) as job:
+        if job is None:
             return
-        dataset, plan, fence = found
-        records = commits(layout)
+        records = commits(job.layout)
         source = planned_source(spec)
         try:
             listed = {item.row_id: item for item in listing(source)}
         except SourceError:
             return  # the run reports it
         rows, recordings = set[str](), set[str]()
-        for shard in plan.shards:
+        for shard in job.plan.shards:
             items = {item.row_id: item for item in shard.items}
-            failed = quarantined_rows(layout, records[shard.shard_id])
+            failed = quarantined_rows(job.layout, records[shard.shard_id])
             matching = {plan_row_of(row.row_id, items) for row in failed if chosen(row)}
             changed = [
                 items[row_id]
@@ -122,28 +118,30 @@ def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ign
         # All spans of a recording must be of the same file.
         rows |= {
             item.row_id
-            for item in plan.items()
+            for item in job.plan.items()
             if item.part_of and item.row_id in listed and recording_of(item.row_id) in recordings
         }
         planned = [
-            listed.get(item.row_id, item) if item.row_id in rows else item for item in plan.items()
+            listed.get(item.row_id, item) if item.row_id in rows else item
+            for item in job.plan.items()
         ]
-        changes = Changes(changed=tuple(sorted(rows)))
-        Update(spec, layout, plan, source, planned, changes).begin(dataset, why=RETRY, fence=fence)
+        job.revise(source, planned, Changes(changed=tuple(sorted(rows))), RETRY)
 
 
 @dataclass(frozen=True)
-class Update:
+class FinishedJob:
+    """A job with a finished dataset, and the right to change it."""
+
     spec: JobSpec
     layout: Layout
+    dataset: DatasetFile
     plan: Plan
-    source: Source
-    items: Sequence[Item]
-    changes: Changes
+    fence: Fence
 
-    def begin(self, dataset: DatasetFile, why: str = UPDATE, fence: Fence = UNFENCED) -> None:
-        gone = {*self.changes.removed, *self.changes.changed}
-        listed = {item.row_id: item for item in self.items}
+    def revise(self, source: Source, items: Sequence[Item], changes: Changes, why: str) -> None:
+        """Begin a revision with the rows that a source lists now, and their changes."""
+        gone = {*changes.removed, *changes.changed}
+        listed = {item.row_id: item for item in items}
         touched, added = list[str](), list[NewShard]()
         for shard in self.plan.shards:
             same = [item.row_id for item in shard.items if item.row_id not in gone]
@@ -153,58 +151,56 @@ class Update:
             if same:
                 rows = tuple(listed[row_id] for row_id in same)
                 added.append(NewShard(rows, tuple((shard.shard_id, row_id) for row_id in same)))
-        wanted = {*self.changes.added, *self.changes.changed}
-        fresh = [item for item in self.items if item.row_id in wanted]
-        known = self._relabelled(listed) | self._moved(fresh)
+        wanted = {*changes.added, *changes.changed}
+        fresh = [item for item in items if item.row_id in wanted]
+        known = self._relabelled(listed, changes.changed) | self._moved(source, fresh)
         for rows in self._cut(item for item in fresh if item.row_id in known):
             added.append(NewShard(rows, tuple(known[item.row_id] for item in rows)))
         computed = [item for item in fresh if item.row_id not in known]
         # Computed rows with the same bytes as another computed row.
         computes_once = computes_equal_once(self.spec)
-        equal = equal_rows(self.source, lambda: computed) if computes_once else {}
+        equal = equal_rows(source, lambda: computed) if computes_once else {}
         for is_copy in (False, True):
             for rows in self._cut(item for item in computed if (item.row_id in equal) is is_copy):
                 added.append(NewShard(rows))
-        columns = self.source.columns()
+        columns = source.columns()
         about = {
-            "skipped": dict(self.source.skipped()),
-            "extra_types": known_types(self.items, columns),
+            "skipped": dict(source.skipped()),
+            "extra_types": known_types(items, columns),
             "extra_labels": {name: list(names) for name, names in columns.labels.items()},
             "dropped": dict(columns.dropped),
         }
         begin_revision(
             self.layout,
-            dataset,
+            self.dataset,
             self.plan,
             why=why,
             dropped=touched,
             added=added,
             about=about,
             equal=equal,
-            fence=fence,
+            fence=self.fence,
         )
 
     def _cut(self, items: Iterator[Item]) -> Iterator[tuple[Item, ...]]:
         output = self.spec.output
         return (tuple(rows) for rows in cut(items, output.shard_seconds, output.shard_rows))
 
-    def _relabelled(self, listed: Mapping[str, Item]) -> dict[str, Place]:
+    def _relabelled(self, listed: Mapping[str, Item], changed: Collection[str]) -> dict[str, Place]:
         """Return good rows of which only carried-through columns have changed."""
-        changed = frozenset(self.changes.changed)
-        found = {
+        if not changed:
+            return {}
+        snapshot = read_snapshot(self.layout, require_current(self.layout))
+        good = good_plan_rows(self.layout, snapshot) & {*changed}
+        return {
             item.row_id: (shard.shard_id, item.row_id)
             for shard in self.plan.shards
             for item in shard.items
-            if item.row_id in changed
+            if item.row_id in good
             and not other_features(item, listed[item.row_id], self.spec.listener_columns)
         }
-        shards = {shard for shard, _ in found.values()}
-        records = {k: record for k, record in commits(self.layout).items() if k in shards}
-        tables = _row_tables(self.layout, records, ["plan_row_id"])
-        good = {(shard, row["plan_row_id"]) for shard, rows in tables for row in rows}
-        return {row_id: place for row_id, place in found.items() if place in good}
 
-    def _moved(self, fresh: Sequence[Item]) -> dict[str, Place]:
+    def _moved(self, source: Source, fresh: Sequence[Item]) -> dict[str, Place]:
         """Return new rows with the bytes and span of a committed row; reads files of equal size.
         Rows of pairs, and of listeners from a column, are computed: the features of equal audio may
         differ."""
@@ -218,7 +214,7 @@ class Update:
         alike = {key[:-1] for key in there}
         suspects = [item for item in fresh if _stretch(item) in alike]
         found = {}
-        for item, stream in fetch(self.source, suspects) if suspects else ():
+        for item, stream in fetch(source, suspects) if suspects else ():
             if isinstance(stream, RowError):
                 continue  # the run quarantines it
             with stream:
@@ -246,21 +242,15 @@ def committed_bytes(
     if not sizes:
         return {}
     columns = ["plan_row_id", "nbytes", *SPAN, "bytes_sha256"]
+
+    def alike(record: CommitRecord) -> list[dict[str, Any]]:
+        rows = read_table(layout, str(record.path("rows")), columns).to_pylist()
+        return [row for row in rows if row["nbytes"] in sizes and row["bytes_sha256"]]
+
     found: dict[tuple[Any, ...], Place] = {}
-    for shard, rows in _row_tables(layout, commits(layout), columns):
+    for shard, rows in commits_as(layout, alike).items():
         for row in rows:
-            if row["nbytes"] in sizes and row["bytes_sha256"]:
-                row_id, span = row["plan_row_id"], [row[name] for name in SPAN]
-                key = (row["nbytes"], *span, parts.get(row_id), row["bytes_sha256"])
-                found.setdefault(key, (shard, row_id))
+            row_id, span = row["plan_row_id"], [row[name] for name in SPAN]
+            key = (row["nbytes"], *span, parts.get(row_id), row["bytes_sha256"])
+            found.setdefault(key, (shard, row_id))
     return found
-
-
-def _row_tables(
-    layout: Layout, records: Mapping[str, CommitRecord], columns: list[str]
-) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    def read(record: CommitRecord) -> list[dict[str, Any]]:
-        return read_table(layout, str(record.path("rows")), columns).to_pylist()
-
-    with reading_pool(layout, len(records)) as pool:
-        yield from zip(records, pool.map(read, records.values()), strict=True)

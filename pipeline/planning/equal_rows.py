@@ -7,7 +7,6 @@ archive members are not known before they are read.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -63,14 +62,11 @@ def copying(items: Iterable[Item], equal: Equal, places: dict[str, str]) -> Iter
 
 
 def _repeated(keys: Iterable[int | None]) -> NDArray[np.bool_]:
-    known, values = array("b"), array("q")
-    for key in keys:
-        known.append(key is not None)
-        values.append(key or 0)
-    is_key, found = np.frombuffer(known, np.bool_), np.frombuffer(values, np.int64)
-    ordered = np.sort(found[is_key])
+    cells = ((key is not None, key or 0) for key in keys)
+    found = np.fromiter(cells, np.dtype([("is_key", np.bool_), ("key", np.int64)]))
+    ordered = np.sort(found["key"][found["is_key"]])
     again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    return is_key & np.isin(found, again)
+    return found["is_key"] & np.isin(found["key"], again)
 
 
 def _key(item: Item) -> int | None:

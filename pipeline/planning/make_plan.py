@@ -37,7 +37,7 @@ def make_plan(
     """List a source and cut it into shards. Every `PROGRESS_S` seconds `progress` is called with
     the number of rows so far."""
     listing = _Listing(source, spec, progress)
-    listing.add_all(listing.look(check_text(source.items())), {})
+    listing.add_all(source.items(), {})
     plan = listing.plan()
     if not computes_equal_once(spec):
         return plan
@@ -50,9 +50,9 @@ def _with_copies(source: Source, spec: JobSpec, plan: Plan, equal: Equal) -> Pla
     listing = _Listing(source, spec, lambda rows: None)
     places = dict.fromkeys((row_id for row_id, _ in equal.values()), "")
     others = (item for item in plan.items() if item.row_id not in equal)
-    listing.add_all(listing.look(others), places)
+    listing.add_all(others, places)
     before = listing.shards
-    listing.add_all(listing.look(copying(plan.items(), equal, places)), {})
+    listing.add_all(copying(plan.items(), equal, places), {})
     return replace(listing.plan(), copied=listing.shards - before)
 
 
@@ -70,7 +70,7 @@ class _Listing:
         # Hashes of row ids, eight bytes each, and of the ids of rows that have channels as rows.
         self._seen, self._parents = array("q"), array("q")
 
-    def look(self, items: Iterable[Item]) -> Iterator[Item]:
+    def _look(self, items: Iterable[Item]) -> Iterator[Item]:
         each = self._spec.audio.channels == "each"
         for item in items:
             for name in names_of(item):
@@ -86,7 +86,7 @@ class _Listing:
     def add_all(self, items: Iterable[Item], places: dict[str, str]) -> None:
         """Add rows in shards. For rows that are keys of `places`, note the shard there."""
         output = self._spec.output
-        for group in cut(items, output.shard_seconds, output.shard_rows):
+        for group in cut(self._look(items), output.shard_seconds, output.shard_rows):
             shard = Shard(f"{self.shards:0{SHARD_DIGITS}d}", tuple(group))
             self.shards += 1
             columns = self._source.columns()
@@ -140,18 +140,13 @@ class _Listing:
         return plan
 
 
-def check_text(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items; SourceError if a name is not text, as file names are bytes."""
-    for item in items:
-        try:
-            item.row_id.encode(), item.uri.encode()
-        except UnicodeEncodeError:
-            raise SourceError(f"{item.row_id!a}: the name is not UTF-8; rename the file") from None
-        yield item
-
-
 def names_of(item: Item) -> Iterator[str]:
-    """Yield the names that a row takes: its id and, for a first span, its recording's id."""
+    """Yield the names that a row takes: its id and, for a first span, its recording's id.
+    SourceError if the row's name is not text, as file names are bytes."""
+    try:
+        item.row_id.encode(), item.uri.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"{item.row_id!a}: the name is not UTF-8; rename the file") from None
     yield item.row_id
     if item.part_of is not None:
         found = SPAN_ID.fullmatch(item.row_id)
@@ -162,7 +157,7 @@ def names_of(item: Item) -> Iterator[str]:
 def check_items(items: Sequence[Item], spec: JobSpec) -> None:
     if not items:
         raise SourceError("the source has no rows")
-    counts = Counter(name for item in check_text(items) for name in names_of(item))
+    counts = Counter(name for item in items for name in names_of(item))
     twice = [row_id for row_id, count in counts.items() if count > 1]
     if twice:
         named = ", ".join(repr(row_id) for row_id in twice[:NAMED_DUPLICATES])

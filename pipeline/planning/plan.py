@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -101,8 +101,7 @@ class Plan:
     @property
     def parts(self) -> tuple[StoredShard, ...]:
         """Return the shards of a plan in parts; none if the plan has its rows in memory."""
-        parted = bool(self.shards) and isinstance(self.shards[0], StoredShard)
-        return cast(tuple[StoredShard, ...], self.shards) if parted else ()
+        return tuple(shard for shard in self.shards if isinstance(shard, StoredShard))
 
     def write(self, store: Layout) -> str:
         path = plan_path(self.plan_id)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain, groupby
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ import pyarrow.parquet
 
 from earmill.pipeline.common.arrow_types import arrow_type, column, plain_json
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.gathering import within
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import EqualRow, Item, Reference, Variant
 from earmill.pipeline.storage.documents import table_of
@@ -66,31 +68,16 @@ def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterato
     """Yield groups of neighbours of at most `shard_seconds` and `shard_rows`, or of one row. Rows
     of one block share a group, which may be up to `BLOCK_SHARDS` times as long. A row and its
     variants share a group, whatever their number."""
-    group: list[Item] = []
-    total = 0.0
-    for unit in _with_variants(_units(items, shard_seconds * BLOCK_SHARDS, shard_rows)):
-        seconds = sum(map(item_seconds, unit))
-        if group and (total + seconds > shard_seconds or len(group) + len(unit) > shard_rows):
-            yield group
-            group, total = [], 0.0
-        group += unit
-        total += seconds
-    if group:
-        yield group
 
+    def joined(units: Iterable[Sequence[Item]]) -> list[Item]:
+        return [*chain.from_iterable(units)]
 
-def _with_variants(units: Iterable[Sequence[Item]]) -> Iterator[Sequence[Item]]:
-    """Join the units of a row and of its variants, so that they share a shard and its fetch."""
-    held: list[Item] = []
-    for unit in units:
-        if held and unit[0].variant is not None and unit[0].clean_id == held[-1].clean_id:
-            held += unit
-            continue
-        if held:
-            yield held
-        held = [*unit]
-    if held:
-        yield held
+    def sizes(unit: Sequence[Item]) -> tuple[float, int]:
+        return sum(map(item_seconds, unit)), len(unit)
+
+    units = _units(items, shard_seconds * BLOCK_SHARDS, shard_rows)
+    of_rows = (joined(found) for _, found in groupby(units, lambda unit: unit[0].clean_id))
+    return map(joined, within(of_rows, sizes, (shard_seconds, shard_rows)))
 
 
 def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Sequence[Item]]:

@@ -66,13 +66,13 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class LostCall:
-    """A call without an answer: its process has died, is unreachable, or hung and was killed."""
+class LostCall(Outcome):
+    """A call without an answer: its process has died, is unreachable, or hung and was killed. The
+    call waited for `outage`. With `memory`, the process may have been killed for its memory."""
 
-    message: str
+    ok: bool = field(default=False, init=False)
+    stage: str = field(default="lost", init=False)
     restarting: bool = False  # Ray is starting the process again.
-    outage: str = ""  # Kind of outage that it waited for.
-    memory: bool = False  # It may have been killed because it took too much memory.
 
 
 class PublishError(RuntimeError):

@@ -22,10 +22,11 @@ from earmill.pipeline.common.errors import SpillError, WorkerCrashError
 from earmill.pipeline.common.monitoring import CpuSeconds, StageTimes, doing, library_threads
 from earmill.pipeline.common.retries import patient
 from earmill.pipeline.dataset.commit_record import Recommit
+from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence
 from earmill.pipeline.dataset.provenance import VALUE_PACKAGES
-from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
-from earmill.pipeline.formats.format import BINARY, Encoding, format_of, stored_streams
+from earmill.pipeline.dataset.publish import encoding_of, publish_shard
+from earmill.pipeline.formats.format import format_of
 from earmill.pipeline.formats.row_table import row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.values import Caster, total
@@ -54,18 +55,14 @@ SLOW_READ_S, SLOW_CALL_S = 2.0, 5.0
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """A job as it is sent to a worker; called there, it builds the runner. `streams` come from
-    dataset.json, which an earlier release may have written; empty for a new dataset."""
+    """A job as it is sent to a worker; called there, it builds the runner."""
 
     spec: JobSpec  # Storage options included.
-    plan_id: str
+    dataset: DatasetFile  # An earlier release may have written it.
     threads: int  # Threads of kernels.
     folder: str  # Folder of the driver, for relative paths of the spec.
     device: str = "cpu"  # `cpu`; `cuda`, or `auto` for a GPU where one works.
     shards: int = CONCURRENT_SHARDS  # Most shards in flight on a GPU.
-    parquet_form: str = BINARY  # Form of a stream's cells.
-    streams: Sequence[Mapping[str, Any]] = ()
-    extra_types: Mapping[str, Any] = field(default_factory=dict)
     again: Mapping[str, Recommit] = field(default_factory=dict)  # Commits to be replaced.
     scratch: str = "workers"  # Folder of the run for unpublished files.
     fence: Fence = UNFENCED  # The run's right to write to the output.
@@ -100,8 +97,6 @@ class ShardRunner:
         self._in_flight: dict[str, float] = {}
         self._lock = threading.Lock()
         self._cpu, self._cpu_before_s = CpuSeconds(), 0.0
-        # Stored in every data file; the same for every attempt.
-        self._attrs = shard_attrs(self._spec.canonical(), self._spec.sha256())
 
     def warm_up(self) -> WorkerInfo:
         return self._ready.info
@@ -133,8 +128,7 @@ class ShardRunner:
                 raise PublishError("the features of a long row found no room") from error
             try:
                 with private_scratch(self._layout, "probe") as folder:
-                    types = self._job.extra_types or None
-                    self._encode(rows.good, self._ready.streams, folder, types)
+                    self._encode(rows.good, self._ready.streams, folder)
             except OSError as error:
                 raise PublishError("rows could not be encoded") from error
 
@@ -167,20 +161,15 @@ class ShardRunner:
         # A library's threads count for the part of the work that starts them.
         with doing("model", CpuSeconds(), libraries="models"):
             models = warm_models(spec, job.threads, job.device)
-        output = spec.output
-        if job.streams:
-            streams = [StreamInfo.from_dict(info) for info in job.streams]
-        else:
-            infos = [info for model in models.extractors for info in model.streams]
-            streams = stored_streams(infos, output.dtype, output.formats)
+        streams = [StreamInfo.from_dict(info) for info in job.dataset.streams]
         # Encode a row and read it back: the writers' imports cost seconds the first time.
         with (
             doing("encode", CpuSeconds(), libraries="files"),
             tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name,
         ):
-            held = stored(models.features, Caster(output.dtype, streams))
+            held = stored(models.features, Caster(spec.output.dtype, streams))
             row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
-            self._encode([row], streams, Path(name), None)
+            self._encode([row], streams, Path(name))
             value_versions()
         shards = CONCURRENT_SHARDS if models.gpu is None else job.shards
         rows = self._make_rows(
@@ -242,7 +231,7 @@ class ShardRunner:
         process_s: float,
         stages: StageTimes,
     ) -> bool:
-        shard, output, ready = order.shard, self._spec.output, self._ready
+        shard, ready = order.shard, self._ready
         cast_errors = total(row.cast_errors for row in rows.good)
         # Stored in the commit record only. The cast errors are the same for every attempt.
         info = {
@@ -257,20 +246,13 @@ class ShardRunner:
         try:
             return publish_shard(
                 self._layout,
+                self._job.dataset,
                 shard_id=shard.shard_id,
                 attempt=order.attempt,
-                plan_id=self._job.plan_id,
                 rows=rows.good,
                 bad=rows.bad,
-                streams=ready.streams,
-                formats=output.formats,
-                attrs=self._attrs,
                 info=info,
-                dtype=output.dtype,
-                row_group_profile=output.row_group_profile,
-                parquet_form=self._job.parquet_form,
                 plan_rows=[item.row_id for item in shard.items],
-                extra_types=self._job.extra_types or None,
                 generation=generation,
                 folder=shared_scratch(self._layout, self._job.scratch),
                 stages=stages,
@@ -280,19 +262,14 @@ class ShardRunner:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error
 
     def _encode(
-        self,
-        rows: Sequence[FeatureRow],
-        streams: Sequence[StreamInfo],
-        folder: Path,
-        extra_types: Mapping[str, Any] | None,
+        self, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], folder: Path
     ) -> None:
-        output, form = self._spec.output, self._job.parquet_form
-        encoding = Encoding(output.dtype, output.row_group_profile, extra_types, self._attrs, form)
-        for fmt in output.formats:
+        encoding = encoding_of(self._job.dataset)
+        for fmt in self._spec.output.formats:
             path = folder / f"w{format_of(fmt).suffix}"
             format_of(fmt).write(path, rows, streams, encoding)
             format_of(fmt).digest(path, streams)
-        write_table(row_table(rows, streams, extra_types), folder / "rows.parquet")
+        write_table(row_table(rows, streams, encoding.extra_types), folder / "rows.parquet")
 
 
 @lru_cache(maxsize=1)

@@ -246,19 +246,18 @@ def retry(
     from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error, stage=stage, uri=uri)
-    job_and_rows = find_retry(
+    spec = find_retry(
         os.fspath(dataset),
         dict(storage_options or {}),
         rows=rows,
         job=job,
         overrides=_listed(overrides, ray_address),
     )
-    if job_and_rows is None:
+    if spec is None:
         return None
-    spec, choose = job_and_rows
     with _sink(progress) as sink:
         start_retry(spec, rows, sink)
-        end = run_job(spec, resume=True, again=choose, sink=sink, stop=stop)
+        end = run_job(spec, resume=True, again=rows.choose, sink=sink, stop=stop)
     return _checked(end, check)
 
 

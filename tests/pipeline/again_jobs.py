@@ -23,12 +23,11 @@ from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.common.user_cache import models_key
 from earmill.pipeline.dataset import provenance
-from earmill.pipeline.dataset.commit_record import commits, read_commit
+from earmill.pipeline.dataset.commit_record import Committed, commits, read_commit
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
 from earmill.pipeline.operations import run_job as driver
-from earmill.pipeline.operations.open_job import committed_of
 from earmill.pipeline.operations.retry import Chooser
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec import models
@@ -71,12 +70,9 @@ class OneByOne:
         job = self._job
         work_of = WorkerJob(
             job.spec,
-            job.plan.plan_id,
+            job.dataset,
             2,
             str(Path.cwd()),
-            parquet_form=job.dataset.parquet_form,
-            streams=job.dataset.streams,
-            extra_types=job.dataset.extra_types,
             again=job.again,
             fence=job.fence,
         )
@@ -85,7 +81,7 @@ class OneByOne:
         def committed(shard_id: str) -> Any:
             generation = job.again[shard_id].generation if shard_id in job.again else 0
             record = read_commit(job.layout, shard_id, generation)
-            return None if record is None else committed_of(record)
+            return None if record is None else Committed.of(record)
 
         ledger = ShardLedger(job.pending, committed, max_attempts=1)
         done = 0

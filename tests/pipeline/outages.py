@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from earmill.pipeline.common.retries import RetryPolicy
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_ledger import CircuitBreaker, Committed, Result, ShardLedger
+from earmill.pipeline.driver.shard_ledger import CircuitBreaker, Result, ShardLedger
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.shard_runner import ShardRunner

@@ -33,8 +33,9 @@ from tests.s3_stand_in import s3_stand_in
 PLAN_ID = "plan0"
 SPEC_SHA256 = "ab" * 32
 ATTRS = {"spec_sha256": SPEC_SHA256}
+CALIBRATION = {"audio": {"calibration": {"db_full_scale": 100.0}}}
 INFO = {"device": "cpu", "worker": "test", "timings_s": {"extract": 1.5}}
-SPEC = {
+SPEC: dict[str, Any] = {
     "source": {"kind": "files", "uri": "corpus"},
     "output": {"formats": ["parquet", "zarr"], "dtype": "float16", "row_group_profile": "random"},
     "extract": [{"model": "dau1997"}],
@@ -109,16 +110,24 @@ def publish(
     """`publish_shard` with the constants of this module, and these rows as the plan."""
     good = [row.plan_row_id for row in rows]
     planned = good + [plan_row_of(row.row_id, good) for row in bad]
-    settings: dict[str, Any] = {
-        "plan_rows": list(dict.fromkeys(planned)),
-        "plan_id": PLAN_ID,
-        "streams": STREAMS,
-        "formats": ("zarr", "parquet"),
-        "attrs": ATTRS,
-        "info": INFO,
+    settings: dict[str, Any] = {"plan_rows": list(dict.fromkeys(planned)), "info": INFO}
+    about: dict[str, Any] = {
+        name: changes.pop(name)
+        for name in ("plan_id", "spec_sha256", "extra_types")
+        if name in changes
     }
+    output = {**SPEC["output"], "formats": ("zarr", "parquet")}
+    output |= {name: changes.pop(name) for name in ("formats", "dtype") if name in changes}
+    about["spec"] = {**SPEC, **CALIBRATION, "output": output}
+    about["streams"] = tuple(info.to_dict() for info in changes.pop("streams", STREAMS))
     return publish_shard(
-        layout, shard_id=shard, attempt=attempt, rows=rows, bad=bad, **{**settings, **changes}
+        layout,
+        dataset_file(**about),
+        shard_id=shard,
+        attempt=attempt,
+        rows=rows,
+        bad=bad,
+        **{**settings, **changes},
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -132,11 +133,10 @@ class Writer:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self.layout = Layout.open(str(uri), storage_options)
-        self.formats, self.dtype, self.streams = formats, dtype, streams
-        self.parquet_form = parquet_form
+        self.dtype, self.streams = dtype, streams
         self.spec = job_spec(formats, dtype)
         self.planned: list[tuple[str, str]] = []
-        dataset = DatasetFile(
+        self.dataset = DatasetFile(
             name="job",
             spec=self.spec.canonical(),
             spec_sha256=self.spec.sha256(),
@@ -147,7 +147,7 @@ class Writer:
             created="2025-01-01T00:00:00Z",
             parquet_form=parquet_form,
         )
-        open_dataset(self.layout, dataset)
+        open_dataset(self.layout, self.dataset)
 
     def shard(
         self,
@@ -162,17 +162,12 @@ class Writer:
         self.planned += [(shard_id, row_id) for row_id in plan_rows]
         won = publish_shard(
             self.layout,
+            replace(self.dataset, spec_sha256=spec_sha256 or self.spec.sha256()),
             shard_id=shard_id,
             attempt=f"{number:08x}",
-            plan_id=PLAN_ID,
             rows=rows,
             bad=[QuarantineRow(i, i, "decode", "not_audio", "no", 1) for i in bad],
-            streams=self.streams,
-            formats=self.formats,
-            attrs={"spec_sha256": spec_sha256 or self.spec.sha256()},
             info={},
-            dtype=self.dtype,
-            parquet_form=self.parquet_form,
             plan_rows=plan_rows,
         )
         if not won:

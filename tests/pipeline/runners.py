@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from earmill.pipeline.common.errors import DeviceLost
-from earmill.pipeline.driver.shard_ledger import Committed
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import PublishError, ShardOrder, WorkerInfo

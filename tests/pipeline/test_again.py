@@ -16,10 +16,10 @@ from earmill import open_features
 from earmill.jobs.cli import run as command
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.driver import events, sharing
+from earmill.pipeline.driver import events
 from earmill.pipeline.formats.rows import QuarantineRow
 from earmill.pipeline.operations import run_job as driver
-from earmill.pipeline.operations.retry import RowFilter, quarantined, stored_job
+from earmill.pipeline.operations.retry import RowFilter, stored_job
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import OwnedFolder
 from tests.chaos.jobs import committed_files
@@ -42,7 +42,7 @@ def test_a_restored_row_replaces_its_commit_and_nothing_else_changes(job: Job, g
     before, old = good_values(job), commits(job.layout)
     stale = open_features(job.out)
     job.restore(BAD)
-    end, _ = go(job.spec, quarantined(RowFilter.of(uri=f"*/{BAD}")))
+    end, _ = go(job.spec, RowFilter.of(uri=f"*/{BAD}").choose)
     assert (end.status, end.rows_ok, end.rows_bad) == ("done", 3, 1)
     assert job.bad() == {ALSO_BAD: "truncated"}
     assert job.generations() == {"00000": 1, "00001": 0}
@@ -89,7 +89,7 @@ def test_the_shard_comes_out_as_if_the_row_had_never_been_bad(
     job: Job, go: Any, tmp_path: Path
 ) -> None:
     job.restore(BAD, ALSO_BAD)
-    end, _ = go(job.spec, quarantined(RowFilter()))
+    end, _ = go(job.spec, RowFilter().choose)
     assert (end.rows_ok, end.rows_bad, job.bad()) == (4, 0, {})
     output = job.spec.output.model_copy(update={"uri": str(tmp_path / "fresh")})
     go(job.spec.model_copy(update={"output": output}), resume=False)
@@ -99,8 +99,8 @@ def test_the_shard_comes_out_as_if_the_row_had_never_been_bad(
 def test_rows_that_are_not_asked_for_stay_in_quarantine_untried(job: Job, go: Any) -> None:
     """Shard 00001 holds a truncated row; another of its rows is made bad by hand."""
     job.restore(ALSO_BAD)
-    choose = quarantined(RowFilter())(job.layout)
-    (kept,) = quarantined(RowFilter(error=("not_audio",)))(job.layout).values()
+    choose = RowFilter().choose(job.layout)
+    (kept,) = RowFilter(error=("not_audio",)).choose(job.layout).values()
     assert kept == () and set(choose) == {"00000", "00001"}
     (row,) = pq.read_table(
         job.layout.path(str(commits(job.layout)["00001"].path("quarantine")))
@@ -113,7 +113,7 @@ def test_rows_that_are_not_asked_for_stay_in_quarantine_untried(job: Job, go: An
 
 def test_a_retry_that_fails_again_is_told_and_can_be_repeated(job: Job, go: Any) -> None:
     for generation in (1, 2):
-        end, _ = go(job.spec, quarantined(RowFilter(error=("truncated",))))
+        end, _ = go(job.spec, RowFilter(error=("truncated",)).choose)
         assert (end.status, end.rows_bad) == ("done", 2)
         assert job.generations() == {"00000": 0, "00001": generation}
         assert verify(job.layout).problems == []
@@ -127,9 +127,9 @@ def test_a_killed_retry_leaves_a_whole_dataset_and_is_gone_on_with(
     before = good_values(job)
     job.restore(BAD, ALSO_BAD)
     with pytest.raises(Killed):
-        go(job.spec, quarantined(RowFilter()), kill_after=kill_after)
+        go(job.spec, RowFilter().choose, kill_after=kill_after)
     assert good_values(job) == before  # the snapshot of before counts
-    end, _ = go(job.spec, None if then == "resume" else quarantined(RowFilter()))
+    end, _ = go(job.spec, None if then == "resume" else RowFilter().choose)
     report = verify(job.layout)
     assert end.exit_code == 0 and report.problems == []
     if then == "retry":
@@ -149,10 +149,10 @@ def test_a_retry_that_was_killed_while_closing_is_closed_by_the_same_command(
 
     job.restore(BAD, ALSO_BAD)
     with monkeypatch.context() as patch:
-        patch.setattr(sharing, "finalise", killed)
+        patch.setattr("earmill.pipeline.operations.run_job.finalise", killed)
         with pytest.raises(Killed):
-            go(job.spec, quarantined(RowFilter()))
-    assert not verify(job.layout).ok and not quarantined(RowFilter())(job.layout)
+            go(job.spec, RowFilter().choose)
+    assert not verify(job.layout).ok and not RowFilter().choose(job.layout)
     for _ in range(2):
         assert command(["retry", str(job.out), "--json"]) == 0
         *_, last = capsys.readouterr().out.splitlines()
@@ -183,7 +183,7 @@ def test_a_good_row_is_never_lost_by_a_retry(loss: str, job: Job, go: Any) -> No
         data = bytearray(victim.read_bytes())
         data[-11] ^= 0x3F
         victim.write_bytes(data)
-    end, _ = go(job.spec, quarantined(RowFilter.of(uri=f"*/{BAD}")))
+    end, _ = go(job.spec, RowFilter.of(uri=f"*/{BAD}").choose)
     assert end.exit_code == 1
     what = "not any more" if loss == "gone" else "the audio has changed"
     assert what in end.message and victim.name in end.message

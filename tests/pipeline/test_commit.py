@@ -24,7 +24,6 @@ from earmill.pipeline.dataset.commit_record import (
 )
 from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.driver_lock import DriverLock
-from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import DRIVER_FILE, commit_path
 from tests.pipeline.commit_data import (
@@ -33,8 +32,6 @@ from tests.pipeline.commit_data import (
     all_files,
 )
 from tests.pipeline.outputs import (
-    ATTRS,
-    INFO,
     STREAMS,
     dataset_file,
     make_bad,
@@ -207,19 +204,7 @@ def test_a_commit_refused_by_its_own_first_try_has_won(tmp_path: Path) -> None:
 def test_names_outside_the_grammar_are_refused(tmp_path: Path) -> None:
     for shard, attempt in (("1", "00000001"), ("00000", "zz")):
         with pytest.raises((CommitError, ValueError)):
-            publish_shard(
-                Layout.open(tmp_path),
-                shard_id=shard,
-                attempt=attempt,
-                plan_id="p",
-                rows=ROWS,
-                bad=[],
-                streams=STREAMS,
-                formats=("zarr",),
-                attrs=ATTRS,
-                info=INFO,
-                plan_rows=[row.row_id for row in ROWS],
-            )
+            publish(Layout.open(tmp_path), shard, attempt, ROWS, formats=("zarr",))
     assert all_files(Layout.open(tmp_path)) == {}
 
 

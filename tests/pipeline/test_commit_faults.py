@@ -39,33 +39,31 @@ from tests.pipeline.outputs import (
 from tests.short import only
 from tests.waiting import DEADLINE_S, threads_end
 
-# What the child processes publish; a plain description of the stream spares them importing torch.
+# The start of the programs of child processes that publish.
 CHILD = """
 import os, signal, sys
-from types import SimpleNamespace
 import numpy as np
+from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.common.errors import CommitError, StorageError
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 
-about = {"name": "m", "model": "m", "unit": "1", "width": 8, "layout": "frames"}
-about |= {"scale_factor": 1.0, "frame_rate_hz": 100.0}
-about |= {"channel_offsets": (0,), "fc_hz": (), "mfc_hz": ()}
-stream = SimpleNamespace(**about, to_dict=lambda: {"name": "m"})
+stream = {"name": "m", "model": "m", "unit": "1", "width": 8, "frame_rate_hz": 100.0}
+stream |= {"pool": "mean", "axes": ["time", "channel"], "channel_offsets": [0]}
+stream |= {"fc_hz": [], "mfc_hz": []}
 
 def publish(formats, n_frames):
     values = np.random.default_rng(0).normal(0, 50, (n_frames, 8)).astype("float16")
+    output = {"formats": formats, "dtype": "float16", "row_group_profile": "random"}
+    spec = {"audio": {"calibration": None}, "extract": [{"model": "m"}], "output": output}
     publish_shard(
         Layout.open(sys.argv[1]),
+        DatasetFile("m", spec, "0" * 64, "plan0", (stream,), {}, {}, "", parquet_form="binary"),
         shard_id="00000",
         attempt="00000001",
-        plan_id="plan0",
         rows=[FeatureRow("a.wav", "a.wav", -1, 1.0, {"uri": "a"}, {}, {"m": values})],
         bad=[QuarantineRow("x.wav", "x", "decode", "not_audio", "no", 1)],
-        streams=[stream],
-        formats=formats,
-        attrs={"spec_sha256": "0" * 64},
         info={},
         plan_rows=["a.wav", "x.wav"],
     )

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.driver.scheduler import Scheduler
-from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
+from earmill.pipeline.driver.shard_ledger import ShardLedger, ShardWork
 from earmill.pipeline.driver.worker_pool import WorkerPool
-from earmill.pipeline.operations.run_job import CommitReader
+from earmill.pipeline.worker.messages import Outcome
 from tests.pipeline.runners import shard
 from tests.pipeline.test_crowd import Answering
 from tests.waiting import DEADLINE_S
 
 RECORD = Committed(1, 0, 10, 1.5)
+ENDED = Outcome(ok=True)
+
+
+def begun(
+    names: str, read: Callable[[str], Committed | None], **options: Any
+) -> tuple[ShardLedger, list[ShardWork]]:
+    """A ledger whose shards are all in flight."""
+    ledger = ShardLedger([shard(name, name) for name in names], read, max_attempts=9, **options)
+    taken = [ledger.next(idle=True) for _ in names]
+    return ledger, [assignment.work for assignment in taken if assignment is not None]
 
 
 def test_those_that_ended_together_are_read_side_by_side() -> None:
@@ -25,44 +38,48 @@ def test_those_that_ended_together_are_read_side_by_side() -> None:
         together.wait()
         return None if shard_id == "b" else RECORD
 
-    reader = CommitReader(read, side_by_side=True)
-    reader.look_ahead(["a", "b", "c", "c"])
-    assert [reader(name) for name in "abc"] == [RECORD, None, RECORD]
+    ledger, works = begun("abc", read)
+    ledger.look_ahead([*works, works[-1]])
+    for work in works:
+        ledger.shard_ended(work, ENDED)
+    assert ledger.result.done == {"a": RECORD, "c": RECORD}
 
 
-@pytest.mark.parametrize("side_by_side", [False, True])
-def test_what_was_read_for_an_earlier_attempt_does_not_count(side_by_side: bool) -> None:
+def test_what_was_read_for_an_earlier_attempt_does_not_count() -> None:
     there: dict[str, Committed] = {}
-    reader = CommitReader(there.get, side_by_side=side_by_side)
-    reader.look_ahead(["a", "b"])
-    assert reader("b") is None
+    ledger, (a, b) = begun("ab", there.get)
+    ledger.look_ahead([a, b])
+    ledger.shard_ended(b, ENDED)
+    assert ledger.result.done == {}
     there |= {"a": RECORD, "b": RECORD}
-    assert reader("b") == RECORD
-    reader.look_ahead(["a"])
-    assert reader("a") == RECORD
+    ledger.shard_ended(b, ENDED)
+    assert ledger.result.done == {"b": RECORD}
+    ledger.look_ahead([a])
+    ledger.shard_ended(a, ENDED)
+    assert ledger.result.done == {"a": RECORD, "b": RECORD}
 
 
 def test_a_store_that_fails_says_so_where_it_is_asked() -> None:
     def read(shard_id: str) -> Committed | None:
         raise OSError("gone")
 
-    reader = CommitReader(read, side_by_side=True)
-    reader.look_ahead(["a", "b"])
+    ledger, works = begun("ab", read)
+    ledger.look_ahead(works)
     with pytest.raises(OSError, match="gone"):
-        reader("a")
+        ledger.shard_ended(works[0], ENDED)
 
 
 def test_the_driver_looks_ahead_to_all_that_ended_in_a_round() -> None:
-    workers, told = Answering(), list[list[str]]()
-    names = [f"{n:05d}" for n in range(6)]
-    ledger = ShardLedger(
-        [shard(name, name) for name in names],
-        lambda name: RECORD,
-        max_attempts=1,
-        look_ahead=lambda shards: told.append(list(shards)),
-    )
+    """The reads of a round wait for each other."""
+    workers, names = Answering(), "abcdef"
+    together = threading.Barrier(len(names), timeout=DEADLINE_S)
+
+    def read(shard_id: str) -> Committed | None:
+        together.wait()
+        return RECORD
+
+    ledger = ShardLedger([shard(name, name) for name in names], read, max_attempts=1)
     result = Scheduler(
         ledger, WorkerPool(workers, 3, clock=workers.clock), clock=workers.clock
     ).run()
     assert set(result.done) == {*names}
-    assert sorted(max(told, key=len)) == names

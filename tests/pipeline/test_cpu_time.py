@@ -33,8 +33,9 @@ from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import ShardOrder
-from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
+from earmill.pipeline.worker.shard_runner import ShardRunner
 from tests.chaos.jobs import write_corpus, write_job
+from tests.pipeline.workers_here import worker_job
 
 # Clocks of threads and of the process are read one after the other, and their owners run on.
 CLOCKS_S = 0.002
@@ -236,7 +237,7 @@ def test_a_worker_s_parts_are_its_process_s_time(
     models = [{"model": "dau1997", "fs_hz": 16000}, {"model": "melspectrogram"}]
     spec = JobSpec.load(path, [f"extract={json.dumps(models)}"])
     plan = make_plan(open_source(spec.source), spec)
-    runner = ShardRunner(WorkerJob(spec, plan.plan_id, 2, str(tmp_path)))
+    runner = ShardRunner(worker_job(spec, plan, 2, tmp_path))
     runner.warm_up()
     before = time.process_time()
     assert len(plan.shards) > 1

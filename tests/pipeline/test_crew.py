@@ -7,16 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from earmill.pipeline.common.errors import LockedError
 from earmill.pipeline.dataset import driver_lock
-from earmill.pipeline.dataset.commit_record import commits
+from earmill.pipeline.dataset.commit_record import Committed, commits_as
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.driver_lock import (
     STALE_S,
+    UNFENCED,
     BlockClaims,
     DriverLock,
     DriverMembership,
@@ -26,7 +28,8 @@ from earmill.pipeline.dataset.driver_lock import (
     live_crew,
 )
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.driver import sharing
+from earmill.pipeline.driver.sharing import SharingPolicy
+from earmill.pipeline.operations.run_job import close
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, commit_path
 from tests.pipeline.outputs import s3_server, small_dataset
@@ -161,10 +164,10 @@ def test_claims_of_a_member_that_was_killed_at_the_end_go_with_the_next_run(
     layout.write_bytes(
         f"{CREW}/killed.json", as_seen_now(replace(LockHolder.here("killed"), pid=0))
     )
-    mode = sharing.SharingPolicy(joins=joins)
-    dataset = read_dataset(layout)
-    assert dataset is not None
-    sharing.close(layout, mode, commits(layout), anew=False, licenses={}, dataset=dataset)
+    licenses = SimpleNamespace(to_dict=dict)
+    job: Any = SimpleNamespace(layout=layout, dataset=read_dataset(layout), fence=UNFENCED)
+    job.spec = SimpleNamespace(licenses=licenses)
+    close(job, SharingPolicy(joins=joins), commits_as(layout, Committed.of), anew=False)
     assert layout.list("claims") == [] and layout.list(CREW) == []
 
 

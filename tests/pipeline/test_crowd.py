@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.scheduler import (
     MANY_WORKERS,
@@ -17,7 +18,7 @@ from earmill.pipeline.driver.scheduler import (
     TURN_S,
     Scheduler,
 )
-from earmill.pipeline.driver.shard_ledger import Committed, ShardLedger
+from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, WorkerInfo
 from tests.pipeline.runners import shard

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 import earmill
-from amtcore.features.stream_info import StreamInfo
 from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.copied_rows import stored_rows
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.dataset.finalise import finalise
-from earmill.pipeline.dataset.publish import publish_shard, shard_attrs
+from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.values import quantised
@@ -46,17 +45,12 @@ def nudge(job: Changing, steps: int) -> str:
     rows[0] = replace(rows[0], streams={**rows[0].streams, "modulation": values})
     publish_shard(
         layout,
+        dataset,
         shard_id="00000",
         attempt="deadbeef",
-        plan_id=dataset.plan_id,
         rows=rows,
         bad=[],
-        streams=[StreamInfo.from_dict(info) for info in dataset.streams],
-        formats=dataset.spec["output"]["formats"],
-        attrs=shard_attrs(dataset.spec, dataset.spec_sha256),
         info=record.info,
-        dtype=record.dtype,
-        parquet_form=dataset.parquet_form,
         plan_rows=[row.row_id for row in rows],
         generation=1,
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from earmill.pipeline.dataset.driver_lock import (
     LockHolder,
     as_seen_now,
     machine_id,
+    stored_text,
 )
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
@@ -83,7 +84,7 @@ def write_holder(layout: Layout, **changes: Any) -> LockHolder:
         heartbeat_unix_s=time.time(),
     )
     holder = replace(me, **changes)
-    layout.write_bytes(DRIVER_FILE, json.dumps(asdict(holder)).encode())
+    layout.write_bytes(DRIVER_FILE, stored_text(holder))
     return holder
 
 

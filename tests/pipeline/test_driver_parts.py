@@ -6,12 +6,15 @@ import dataclasses
 import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from earmill.pipeline.common.errors import CommitError, DeviceError, SpecError
 from earmill.pipeline.common.text import named_line
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.driver import events
 from earmill.pipeline.driver.placement import Node, cpu_note, place_workers
 from earmill.pipeline.driver.scheduler import (
@@ -22,7 +25,7 @@ from earmill.pipeline.driver.scheduler import (
     Deadlines,
     Scheduler,
 )
-from earmill.pipeline.driver.shard_ledger import Committed, Result
+from earmill.pipeline.driver.shard_ledger import Result
 from earmill.pipeline.driver.worker_pool import READY, WorkerPool, WorkerSlot
 from earmill.pipeline.operations.run_job import summarise
 from earmill.pipeline.spec.job import RunSpec
@@ -125,13 +128,16 @@ def test_a_cluster_without_a_cpu_is_refused() -> None:
 
 
 def summary(tmp_path: Path, result: Result, **changes: object) -> events.JobFinished:
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "before": [Committed(rows_ok=90, rows_bad=0, nbytes=1, seconds=0.0)],
         "shards": 2,
-        "layout": Layout.open(str(tmp_path)),
         "max_bad_fraction": 0.05,
+        **changes,
     }
-    return summarise(result, **(settings | changes))  # type: ignore[arg-type]
+    job: Any = SimpleNamespace(layout=Layout.open(str(tmp_path)))
+    job.plan = SimpleNamespace(shards=[None] * settings["shards"], skipped={})
+    job.spec = SimpleNamespace(run=RunSpec(max_bad_fraction=settings["max_bad_fraction"]))
+    return summarise(job, result, settings["before"])
 
 
 def one_done(rows_bad: int) -> Result:

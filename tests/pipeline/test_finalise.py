@@ -232,7 +232,7 @@ def test_it_refuses_while_plan_and_commits_do_not_add_up(name: str, tmp_path: Pa
 def test_commits_of_another_plan_or_spec_are_refused(tmp_path: Path) -> None:
     layout = begun(tmp_path, {"00000": ["a"], "00001": ["b"]})
     publish(layout, "00000", rows=[make_row("a")], plan_id="older")
-    publish(layout, "00001", rows=[make_row("b")], attrs={"spec_sha256": "other"})
+    publish(layout, "00001", rows=[make_row("b")], spec_sha256="other")
     with pytest.raises(CommitError, match=r"commit of plan older.*commit of another spec, other"):
         finalise(layout)
 

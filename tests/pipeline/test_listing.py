@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from earmill.pipeline.operations.run_job import summarise
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.planning.plan import skipped_text
 from earmill.pipeline.sources import Item
-from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.job import JobSpec, RunSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.only_plan import only_plan
@@ -70,14 +72,10 @@ class TestSkipped:
         assert many.endswith(", 3 more kinds")
 
     def test_the_summary_says_so(self, tmp_path: Path) -> None:
-        end = summarise(
-            Result(),
-            before=[],
-            shards=0,
-            layout=Layout.open(str(tmp_path)),
-            max_bad_fraction=0.0,
-            skipped="12 files skipped: .txt 10, .jpg 2",
-        )
+        job: Any = SimpleNamespace(layout=Layout.open(str(tmp_path)))
+        job.plan = SimpleNamespace(shards=(), skipped={".txt": 10, ".jpg": 2})
+        job.spec = SimpleNamespace(run=RunSpec())
+        end = summarise(job, Result(), [])
         assert isinstance(end, JobFinished)
         assert end.message.endswith("; 12 files skipped: .txt 10, .jpg 2")
 

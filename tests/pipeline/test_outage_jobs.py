@@ -17,19 +17,20 @@ import pytest
 import yaml
 
 from earmill.pipeline.common.errors import SourceOutage
-from earmill.pipeline.dataset.commit_record import read_commit
+from earmill.pipeline.dataset.commit_record import Committed, read_commit
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_ledger import Committed, Result
+from earmill.pipeline.driver.shard_ledger import Result
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import base as sources_base
 from earmill.pipeline.sources import fetch as fetch_module
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
+from earmill.pipeline.worker.shard_runner import ShardRunner
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.outages import Clock, FaultyStore, drive, s3_error, s3_store
+from tests.pipeline.workers_here import worker_job
 
 CLIPS = 4
 AWAY = s3_error("503 Service Unavailable", "ServiceUnavailable")
@@ -62,7 +63,7 @@ class Job:
         self.spec = JobSpec.load(job)
         self.plan = make_plan(open_source(self.spec.source), self.spec)
         self.layout = Layout.open(self.spec.output.uri)
-        self.runner = ShardRunner(WorkerJob(self.spec, self.plan.plan_id, 1, str(job.parent)))
+        self.runner = ShardRunner(worker_job(self.spec, self.plan, 1, job.parent))
         self.runner.warm_up()
         _opened.append(self)
 

@@ -16,6 +16,7 @@ import yaml
 from earmill.jobs.cli import run
 from earmill.pipeline.common.errors import OutputError, StorageError
 from earmill.pipeline.dataset.commit_record import committed_shards
+from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.planning.make_plan import make_plan
@@ -24,9 +25,10 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage import local_store, retrying
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import ShardOrder
-from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
+from earmill.pipeline.worker.shard_runner import ShardRunner
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.outages import Clock, FaultyStore, s3_error, s3_store
+from tests.pipeline.workers_here import worker_job
 
 CLIPS = 2
 SMALL_FILES = [
@@ -50,7 +52,7 @@ def commit_all(job: Path) -> Path:
     """Commit every shard as workers do; nothing else of the dataset is there."""
     spec = JobSpec.load(job)
     plan = make_plan(open_source(spec.source), spec)
-    runner = ShardRunner(WorkerJob(spec, plan.plan_id, 1, str(job.parent)))
+    runner = ShardRunner(worker_job(spec, plan, 1, job.parent))
     runner.warm_up()
     for number, shard in enumerate(plan.shards):
         runner.run(ShardOrder(shard, f"{number:08x}"))
@@ -112,18 +114,9 @@ def prepare(job: Path) -> None:
     """Begin the dataset as the driver does, then commit every shard."""
     spec = JobSpec.load(job)
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    from earmill.pipeline.operations.open_job import open_job
-    from earmill.pipeline.spec.models import built_models
-
-    source = open_source(spec.source)
-    plan = make_plan(source, spec)
-    open_job(
-        *(spec, layout, plan, built_models(spec), source),
-        resume=False,
-        again=None,
-        beside=False,
-        stored=None,
-    )
+    plan = make_plan(open_source(spec.source), spec)
+    plan.write(layout)
+    open_dataset(layout, worker_job(spec, plan, 1, job.parent).dataset)
     commit_all(job)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import CommitError, SourceError
-from earmill.pipeline.dataset.description import DatasetFile, open_dataset
+from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.planning import make_plan as plan_module
@@ -29,10 +29,11 @@ from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import ShardOrder
-from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
+from earmill.pipeline.worker.shard_runner import ShardRunner
 from tests.chaos.jobs import write_corpus
 from tests.pipeline.only_plan import only_plan
 from tests.pipeline.test_plan import spec
+from tests.pipeline.workers_here import worker_job
 
 ROWS = 25
 
@@ -240,20 +241,10 @@ def test_a_job_of_a_plan_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(isinstance(shard, StoredShard) for shard in plan.shards)
     layout = Layout.open(str(tmp_path / "out"))
     plan.write(layout)
-    runner = ShardRunner(WorkerJob(job, plan.plan_id, 1, str(tmp_path)))
+    work = worker_job(job, plan, 1, tmp_path)
+    runner = ShardRunner(work)
     runner.warm_up()
-    streams = tuple(info.to_dict() for info in runner._ready.streams)
-    described = DatasetFile(
-        name="job",
-        spec=job.canonical(),
-        spec_sha256=job.sha256(),
-        plan_id=plan.plan_id,
-        streams=streams,
-        buffers_sha256={},
-        provenance={},
-        created="2026-01-01T00:00:00+00:00",
-    )
-    open_dataset(layout, described)
+    open_dataset(layout, work.dataset)
     for number, shard in enumerate(plan.shards):
         runner.run(pickle.loads(pickle.dumps(ShardOrder(shard, f"{number:08x}"))))
     closed = finalise(layout)

@@ -213,7 +213,7 @@ def test_a_call_that_never_reached_the_actor_s_guard(monkeypatch: pytest.MonkeyP
     assert result.message == "ModuleNotFoundError: No module named 'nowhere'"
 
 
-def answer_of_ray(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Outcome | LostCall:
+def answer_of_ray(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Outcome:
     """What becomes of a call that Ray answers with this error."""
     monkeypatch.setattr(ray_package, "wait", lambda refs, **_: (refs, []))
     monkeypatch.setattr(ray_package, "get", mock.Mock(side_effect=error))

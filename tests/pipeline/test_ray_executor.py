@@ -237,7 +237,7 @@ class TestNodes:
 
         def tick() -> None:
             clock.sleep(5.0)
-            watch.check()
+            watch.seen()
             if watch._thread is not None:
                 watch._thread.join()
 

@@ -12,7 +12,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.snapshot import current_index
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.operations.retry import RowFilter, damaged, quarantined
+from earmill.pipeline.operations.retry import RowFilter, damaged
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import LAYOUT_VERSION
 from tests.chaos.jobs import committed_files
@@ -60,7 +60,7 @@ def test_a_damaged_shard_is_computed_again(kind: str, pattern: str, job: Job, go
 
 def test_a_lost_replacement_never_brings_the_commit_of_before_back(job: Job, go: Any) -> None:
     job.restore(BAD)
-    go(job.spec, quarantined(RowFilter.of(uri=f"*/{BAD}")))
+    go(job.spec, RowFilter.of(uri=f"*/{BAD}").choose)
     files, values = committed_files(job.out), good_values(job)
     job.layout.delete("commits/00000.r1.json")
     report = verify(job.layout)
@@ -94,7 +94,7 @@ def test_a_replaced_commit_of_version_1_raises_the_version(job: Job, go: Any) ->
     go(job.spec)
     assert json.loads(job.layout.read_bytes("dataset.json"))["layout_version"] == 1
     job.restore(BAD)
-    go(job.spec, quarantined(RowFilter.of(uri=f"*/{BAD}")))
+    go(job.spec, RowFilter.of(uri=f"*/{BAD}").choose)
     assert json.loads(job.layout.read_bytes("dataset.json"))["layout_version"] == LAYOUT_VERSION
     assert verify(job.layout).problems == [] and job.bad() == {ALSO_BAD: "truncated"}
 

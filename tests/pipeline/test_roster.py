@@ -38,7 +38,7 @@ class Run:
         self.all: list[Shard] = [shard(f"{i:05d}", "ok") for i in range(shards)]
         self.ledger = ShardLedger(self.all, lambda _: None, max_attempts=3)
         places = place_workers(list(nodes), spec, at_most=shards)
-        self.roster = WorkerPlacements(places, spec, seen=lambda: self.view, sink=self._hear)
+        self.roster = WorkerPlacements(places, spec, self._hear)
         self.pool = WorkerPool(self.workers, len(places))
         self.pool.start()
         self.warm()
@@ -58,7 +58,7 @@ class Run:
         self.follow()
 
     def follow(self) -> None:
-        self.roster.follow(self.pool, self.ledger)
+        self.roster.follow(self.pool, self.ledger, self.view)
 
     def send(self, slot: WorkerSlot) -> WorkerCall:
         assignment = self.ledger.next(idle=True)
@@ -69,7 +69,8 @@ class Run:
     @property
     def at(self) -> Counter[str]:
         """Workers by node."""
-        return Counter(place.node_id for place in self.roster.of_living(self.pool))
+        living = [slot.index for slot in self.pool.slots if slot.state != DEAD]
+        return Counter(self.roster.places[index].node_id for index in living)
 
 
 A, B, C = node("a"), node("b"), node("c")

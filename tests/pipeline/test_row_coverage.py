@@ -13,7 +13,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.commit_record import commits, quarantined_rows, row_problems, some
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
-from tests.pipeline.outputs import ATTRS, STREAMS, make_bad, make_row, publish, stream
+from tests.pipeline.outputs import STREAMS, make_bad, make_row, publish, stream
 
 ROWS = [make_row("a.wav"), make_row("b.wav", 7), make_row("c.wav", 0)]
 
@@ -33,9 +33,7 @@ WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "width": ({"rows": ROWS, "streams": (stream(channels=(1,)), STREAMS[1])}, r"\(frames, 1\)"),
     "streams": ({"rows": ROWS, "streams": STREAMS[:1]}, r"expected the streams \['modulation'\]"),
-    "no spec": ({"rows": ROWS, "attrs": {}}, "expected the job's spec_sha256"),
     "info": ({"rows": ROWS, "info": {"when": object()}}, "not JSON serializable"),
-    "attrs": ({"rows": ROWS, "attrs": {**ATTRS, "when": object()}}, "not JSON serializable"),
     "fact": ({"rows": [_with("a", facts={"uri": "u", "x": [1]})]}, "column 'x': expected text"),
     "clash": ({"rows": [_with("a", facts={"seconds": 1.0})]}, "two columns are called 'seconds'"),
     "size": ({"rows": [_with("a", facts={"size": "big"})]}, "column 'size': expected int64"),

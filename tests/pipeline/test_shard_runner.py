@@ -26,9 +26,10 @@ from earmill.pipeline.storage.local_store import LocalBackend
 from earmill.pipeline.worker import shard_runner
 from earmill.pipeline.worker.messages import PublishError, ShardOrder
 from earmill.pipeline.worker.row_pipeline import RowProcessor
-from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
+from earmill.pipeline.worker.shard_runner import ShardRunner
 from earmill.pipeline.worker.worker_process import is_permanent
 from tests.chaos.jobs import committed_files, write_corpus, write_job
+from tests.pipeline.workers_here import worker_job
 
 CLIPS = 6
 
@@ -52,7 +53,7 @@ class Work:
         spec = JobSpec.load(write_job(folder / "job.yaml", corpus, self.output))
         self.plan: Plan = make_plan(open_source(spec.source), spec)
         self.layout = Layout.open(str(self.output))
-        self.runner = ShardRunner(WorkerJob(spec, self.plan.plan_id, 2, str(folder)), **options)
+        self.runner = ShardRunner(worker_job(spec, self.plan, 2, folder), **options)
         self.runner.warm_up()
 
     def order(self, number: int, attempt: str, **more: object) -> ShardOrder:
@@ -180,7 +181,7 @@ def test_relative_paths_resolve_against_the_drivers_folder(
     spec = JobSpec.load(write_job(folder / "job.yaml", Path("corpus"), Path("out")))
     plan = make_plan(open_source(spec.source), spec)
     monkeypatch.chdir(tmp_path)
-    runner = ShardRunner(WorkerJob(spec, plan.plan_id, 1, str(folder)))
+    runner = ShardRunner(worker_job(spec, plan, 1, folder))
     runner.run(ShardOrder(plan.shards[0], "a" * 8))
     assert committed_shards(Layout.open(str(folder / "out"))) == {"00000"}
     assert not (tmp_path / "out").exists()
@@ -191,7 +192,8 @@ def test_a_worker_whose_output_does_not_answer_says_so(
 ) -> None:
     """Killed as hung meanwhile, its shard has met an outage and is not charged with it."""
     spec = JobSpec.load(write_job(tmp_path / "job.yaml", corpus, tmp_path / "out"))
-    runner = ShardRunner(WorkerJob(spec, "plan", 1, str(tmp_path)))
+    plan = make_plan(open_source(spec.source), spec)
+    runner = ShardRunner(worker_job(spec, plan, 1, tmp_path))
     asked: list[str] = []
 
     def exists(self: LocalBackend, path: str) -> bool:

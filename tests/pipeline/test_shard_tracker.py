@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from earmill.pipeline.dataset.commit_record import Committed
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.shard_ledger import Assignment, Committed, ShardLedger, ShardWork
+from earmill.pipeline.driver.shard_ledger import Assignment, ShardLedger, ShardWork
 from earmill.pipeline.worker.messages import LostCall, Outcome
 from tests.pipeline.outages import Clock
 from tests.pipeline.runners import shard
@@ -68,7 +69,7 @@ class World:
         spared = one.work.order().culprits if one.probe is None else {}
         return any(item.row_id in self.culprits and item.row_id not in spared for item in items)
 
-    def end(self, one: Assignment, outcome: Outcome | LostCall, *, certain: bool) -> None:
+    def end(self, one: Assignment, outcome: Outcome, *, certain: bool) -> None:
         one.work.copies -= 1
         if one.probe is not None:
             self.ledger.probe_ended(one.work, outcome)

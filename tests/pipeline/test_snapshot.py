@@ -14,12 +14,11 @@ import pytest
 
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError, EarmillError
-from earmill.pipeline.dataset.commit_record import commits, commits_as
+from earmill.pipeline.dataset.commit_record import Committed, commits, commits_as
 from earmill.pipeline.dataset.description import open_dataset
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import current_index, is_closed
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.operations.open_job import committed_of
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.outputs import (
     contents,
@@ -240,17 +239,17 @@ def test_what_a_driver_keeps_of_commits_tells_a_closed_set_and_skips_what_it_kno
 ) -> None:
     layout = begun(tmp_path, *BAD_FIRST[0])
     records = commits(layout)
-    kept = commits_as(layout, committed_of)
+    kept = commits_as(layout, Committed.of)
     assert is_closed(layout, kept)
     for shard, record in records.items():
         assert (kept[shard].rows_ok, kept[shard].rows_bad) == (record.rows_ok, record.rows_bad)
         assert kept[shard].seconds == record.seconds
         assert kept[shard].nbytes == sum(file.bytes for file in record.files)
-    # What is known already is not read again, whatever has become of it.
+    # A record that is known already is not read again, whatever has become of it.
     layout.write_bytes("commits/00000.json", b"half a rec")
-    assert commits_as(layout, committed_of, without={"00000"}) == {"00001": kept["00001"]}
+    assert commits_as(layout, Committed.of, without={"00000"}) == {"00001": kept["00001"]}
     with pytest.raises(CommitError, match="00000"):
-        commits_as(layout, committed_of)
+        commits_as(layout, Committed.of)
     layout.delete("commits/00000.json")
     publish(layout, "00000", "000000cc", [make_row(name) for name in NAMES[:3]])
-    assert not is_closed(layout, commits_as(layout, committed_of))
+    assert not is_closed(layout, commits_as(layout, Committed.of))

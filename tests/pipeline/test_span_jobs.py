@@ -19,7 +19,7 @@ from earmill import Recordings, open_features
 from earmill.pipeline.dataset.commit_record import commits, committed_shards
 from earmill.pipeline.dataset.revision import compact
 from earmill.pipeline.dataset.verify import verify
-from earmill.pipeline.operations.retry import RowFilter, damaged, quarantined
+from earmill.pipeline.operations.retry import RowFilter, damaged
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.operations.update import start_retry, start_update
 from earmill.pipeline.planning.make_plan import make_plan
@@ -138,7 +138,7 @@ def test_a_span_in_quarantine_is_tried_again_alone(
     path.write_bytes(whole)
     os.utime(path, ns=(when, when))
     computed.clear()
-    end, _ = go(spec, again=quarantined(RowFilter()))
+    end, _ = go(spec, again=RowFilter().choose)
     assert (end.rows_bad, computed) == (0, bad)
     assert_equal_values(out, made / "spans")
 

@@ -18,10 +18,18 @@ import pytest
 from earmill.pipeline.driver.executors import Session, WorkerRequest
 from earmill.pipeline.driver.executors.local import LocalExecutor
 from earmill.pipeline.operations import run_job as driver
-from earmill.pipeline.spec.job import RunSpec
+from earmill.pipeline.operations.open_job import describe
+from earmill.pipeline.planning.plan import Plan
+from earmill.pipeline.spec.job import JobSpec, RunSpec
+from earmill.pipeline.spec.models import built_models
 from earmill.pipeline.worker.messages import Outcome
-from earmill.pipeline.worker.shard_runner import ShardRunner
+from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
 from earmill.pipeline.worker.worker_process import ShardWorker
+
+
+def worker_job(spec: JobSpec, plan: Plan, threads: int, folder: Path) -> WorkerJob:
+    """The job of a worker, for a dataset that is not stored."""
+    return WorkerJob(spec, describe(spec, plan, built_models(spec)), threads, str(folder))
 
 
 class ThreadWorker:

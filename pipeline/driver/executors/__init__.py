@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from earmill.pipeline.common.machine import GPU_VARIABLE
 from earmill.pipeline.driver.placement import Node, Placement
 from earmill.pipeline.spec.job import RunSpec
-from earmill.pipeline.worker.messages import LostCall, Outcome
+from earmill.pipeline.worker.messages import Outcome
 from earmill.pipeline.worker.shard_runner import ShardRunner
 
 # glibc reads these when a process starts. Clips and features are megabytes that are allocated and
@@ -49,9 +49,7 @@ class Workers(Protocol):
     def call(self, worker: Any, kind: str, *args: Any) -> Any:
         """Call a worker, and return the call. A worker whose process has died is started again."""
 
-    def ended(
-        self, calls: Collection[Any], timeout_s: float
-    ) -> Iterable[tuple[Any, Outcome | LostCall]]:
+    def ended(self, calls: Collection[Any], timeout_s: float) -> Iterable[tuple[Any, Outcome]]:
         """Return calls that ended, with their results, after `timeout_s` seconds at the latest."""
 
     def kill(self, worker: Any) -> None: ...
@@ -61,10 +59,9 @@ class Workers(Protocol):
 class Session:
     nodes: list[Node]
     workers: Callable[[Callable[[int], WorkerRequest]], Workers]  # From a description by index.
-    # Returns the machines now; None if machines never come or go, or before the first look.
+    # Returns the machines now; None if machines never come or go, or before the first look. Raises
+    # ClusterLost if they are gone. Called at every tick of the driver loop.
     seen: Callable[[], Sequence[Node] | None] = lambda: None
-    # Raises ClusterLost if the machines are gone; called at every tick of the driver loop.
-    check: Callable[[], None] = lambda: None
 
 
 class Executor(Protocol):

@@ -80,9 +80,7 @@ class LocalWorkers:
     def call(self, worker: LocalProcess, kind: str, *args: object) -> int:
         return worker.call(kind, args)
 
-    def ended(
-        self, calls: Collection[int], timeout_s: float
-    ) -> Iterable[tuple[int, Outcome | LostCall]]:
+    def ended(self, calls: Collection[int], timeout_s: float) -> Iterable[tuple[int, Outcome]]:
         by_connection = {
             process.connection: process for process in self._processes if process.pid is not None
         }
@@ -124,9 +122,9 @@ class LocalProcess:
         self._send((call, kind, pickle.dumps(args)))
         return call
 
-    def read(self) -> list[tuple[int, Outcome | LostCall]]:
+    def read(self) -> list[tuple[int, Outcome]]:
         """Return the answers that have come, and all calls as lost if the process has died."""
-        ended: list[tuple[int, Outcome | LostCall]] = []
+        ended: list[tuple[int, Outcome]] = []
         try:
             while self.connection.poll():
                 call, outcome = self.connection.recv()

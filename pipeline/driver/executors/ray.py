@@ -79,7 +79,7 @@ class RayExecutor:
         is_private = self.is_private
         with ray_session(self._address):
             nodes, watch = wait_for_nodes(run, say, may_grow=not is_private), ClusterWatch()
-            yield Session(nodes, RayWorkers, watch.seen, watch.check)
+            yield Session(nodes, RayWorkers, watch.seen)
 
 
 def check_address(address: str) -> None:
@@ -275,13 +275,11 @@ class ClusterWatch:
         self._thread: threading.Thread | None = None
 
     def seen(self) -> list[Node] | None:
-        return self._seen
-
-    def check(self) -> None:
-        """Begin the next look, if it is time; ClusterLost after `SILENT_S` without a good look."""
+        """Return the nodes of the last good look, and begin the next look, if it is time;
+        ClusterLost after `SILENT_S` without a good look."""
         now = self._clock()
         if now - self._last_look < LOOK_EVERY_S:
-            return
+            return self._seen
         self._last_look = now
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask, name="cluster-watch", daemon=True)
@@ -291,6 +289,7 @@ class ClusterWatch:
                 f"the Ray cluster has been silent for {SILENT_S:.0f} s: its head or the node of "
                 f"this machine is gone; {RESUME}"
             )
+        return self._seen
 
     def _ask(self) -> None:
         with suppress(Exception):  # silence is what counts, whatever Ray raises
@@ -327,9 +326,7 @@ class RayWorkers:
         group = CONTROL if kind == "status" else SHARDS
         return getattr(worker, kind).options(concurrency_group=group).remote(*args)
 
-    def ended(
-        self, calls: Collection[Any], timeout_s: float
-    ) -> Iterator[tuple[Any, Outcome | LostCall]]:
+    def ended(self, calls: Collection[Any], timeout_s: float) -> Iterator[tuple[Any, Outcome]]:
         import ray
 
         refs = list(calls)
@@ -346,7 +343,7 @@ class RayWorkers:
         ray.kill(worker, no_restart=True)
 
 
-def _result(ref: Any) -> Outcome | LostCall:
+def _result(ref: Any) -> Outcome:
     import ray
     from ray.exceptions import (
         ActorDiedError,

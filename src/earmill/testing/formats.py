@@ -21,7 +21,14 @@ from earmill.pipeline.dataset.snapshot import described
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.digest import differences, digest_rows
-from earmill.pipeline.formats.format import Encoding, Format, Promise, explain_damage, format_of
+from earmill.pipeline.formats.format import (
+    BINARY,
+    Encoding,
+    Format,
+    Promise,
+    explain_damage,
+    format_of,
+)
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.planning.plan import plan_of
 from earmill.pipeline.planning.shards import Shard
@@ -267,20 +274,18 @@ def _dataset(root: Path, fmt: str, rows: Sequence[FeatureRow]) -> Layout:
         streams=tuple(info.to_dict() for info in STREAMS),
         buffers_sha256={},
         provenance={},
+        parquet_form=BINARY,
         created="2026-01-01T00:00:00+00:00",
     )
     open_dataset(layout, dataset)
     plan.write(layout)
     assert publish_shard(
         layout,
+        dataset,
         shard_id=SHARD,
         attempt=ATTEMPT,
-        plan_id=plan.plan_id,
         rows=rows,
         bad=[],
-        streams=STREAMS,
-        formats=[fmt],
-        attrs={"spec_sha256": spec.sha256()},
         info={},
         plan_rows=[row.row_id for row in rows],
     )
