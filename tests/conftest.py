@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -38,7 +39,14 @@ def _is_on_ray(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish() -> None:
-    """Freeze imported modules and collected tests: a full collection took 0.3 s to walk them."""
+    """Make once what tests only read.
+
+    A full garbage collection took 0.3 s to walk imported modules and collected tests. Typer made
+    the command line again for each command, which took 0.08 s.
+    """
+    if typer := sys.modules.get("typer.main"):
+        once = functools.cache(typer.get_command)
+        pytest.MonkeyPatch().setattr(typer, "get_command", once)
     gc.freeze()
 
 

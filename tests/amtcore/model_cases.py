@@ -197,3 +197,8 @@ CASES = {
         rms=0.3,
     ),
 }
+#: Options for tests with plain loops, where all channels take seconds: every fourth one.
+FEW_CHANNELS = {
+    "moore2016": {"excitation_kwargs": {"erb_step": 1.0}},
+    "glasberg2002": {"erb_kwargs": {"erb_step": 1.0}},
+}

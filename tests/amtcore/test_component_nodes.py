@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,13 +65,16 @@ def test_components_far_apart_are_their_own_nodes() -> None:
         assert nodes.parts() == [(0, len(f_hz), None)]
 
 
+@functools.cache
+def _model(build: type, dtype: torch.dtype) -> Any:
+    return build(return_stages=True, dtype=dtype)
+
+
 @pytest.mark.parametrize("build", [Moore2016, Glasberg2002])
 @pytest.mark.parametrize("sound", ["noise", "speech", "tone"])
 def test_loudness_is_that_of_single_components(build: type, sound: str) -> None:
     """In float64 every component is weighted for itself."""
-    exact, quick = (
-        build(return_stages=True, dtype=kind) for kind in (torch.float64, torch.float32)
-    )
+    exact, quick = (_model(build, kind) for kind in (torch.float64, torch.float32))
     x = tone(5000.0, 40.0, 0.2) if sound == "tone" else torch.from_numpy(signal_of(sound, 1, 0.3))
     # Of a single frame, where nothing evens out: instantaneous specific loudness, all channels.
     name = "inst_spec_loud_left" if build is Moore2016 else "specific_loudness"

@@ -16,19 +16,20 @@ from amtcore.errors import ParameterError, ShapeError
 from tests.short import some
 
 from ..compare import Tolerance, assert_close
-from .constant_cases import CASES, FS, Case, constants, exported, move
+from .constant_cases import CASES, CHAINS, FS, Case, constants, exported, move
 from .loudness_golden import one_thread  # noqa: F401
 
 SAME = Tolerance(1e-6, "the same constants", 1e-12)
 CHAIN = Tolerance(1e-9, "the chain rule", 1e-12)
 HOWS = ("load", "to_empty", "meta", "assign", "meta assign", "deepcopy", "pickle")
-#: `make test` loads Dau1997 in every way, and each other class in one of these, in turn.
+#: `make test` loads Dau1997 in every way, and each other class in one of these, in turn; of chains
+#: it loads the stages.
 FEW_WAYS = ("meta assign", "pickle")
 
 
 def _way(name: str, how: str) -> Any:
     turn = FEW_WAYS[list(CASES).index(name) % len(FEW_WAYS)]
-    long = name != "Dau1997" and how != turn
+    long = name != "Dau1997" and (how != turn or name in CHAINS)
     return pytest.param(name, how, marks=[pytest.mark.long] * long, id=f"{name}-{how}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -54,7 +55,9 @@ def _tables(stage: Any) -> Tables:
     return Tables(away, line, before, share, upper, blocks)
 
 
+@functools.cache
 def _stage(model: str) -> Any:
+    """Return a stage that tests only read: its nodes take 0.1 CPU seconds."""
     if model == "moore2016":
         return Moore2016ExcitationPattern(F_HZ)
     return ExcitationPattern(F_HZ, ERBIntegration(F_HZ).fc_erb.tolist())

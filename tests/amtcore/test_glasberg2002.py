@@ -24,13 +24,13 @@ SINGLE = Tolerance(1e-4, "single-precision spectra")
 
 
 @functools.cache
-def _model(dtype: str = "float64", fs: int = 32000) -> Glasberg2002:
-    return Glasberg2002(fs=fs, dtype=DTYPES[dtype])
+def _model(dtype: str = "float64", fs: int = 32000, return_stages: bool = False) -> Glasberg2002:
+    return Glasberg2002(fs=fs, return_stages=return_stages, dtype=DTYPES[dtype])
 
 
 @functools.cache
 def _loudness(name: str, dtype: str, amplitude: float = 1.0) -> dict[str, np.ndarray]:
-    model = Glasberg2002(return_stages=True, dtype=DTYPES[dtype])
+    model = _model(dtype, return_stages=True)
     long, stages = model(amplitude * torch.from_numpy(load(name)["input"]))
     return {"inst": stages["inst"].numpy(), "stl": stages["stl"].numpy(), "ltl": long.numpy()}
 
@@ -65,7 +65,7 @@ def test_whole_traces_but_for_the_gain(name: str, trace: str, dtype: str) -> Non
 
 @pytest.mark.parametrize("fs", [16000, 32000, 44100, 48000])
 def test_one_sone_is_1_khz_at_40_db(fs: int) -> None:
-    model = Glasberg2002(fs=fs, return_stages=True)
+    model = _model("float32", fs, return_stages=True)
     long, stages = model(tone(1000.0, 40.0, 2.0, fs))
     assert float(stages["stl"][300:450].mean()) == pytest.approx(1.0, abs=0.02)
     assert float(long[-200:-100].mean()) == pytest.approx(1.0, abs=0.02)
@@ -74,17 +74,16 @@ def test_one_sone_is_1_khz_at_40_db(fs: int) -> None:
 def test_a_soft_sound_beside_a_loud_one_far_away_is_heard() -> None:
     """No component is dropped for being much softer than another one (Moore2016 drops it)."""
     loud, soft = tone(100.0, 95.0), tone(6000.0, 30.0)
-    levels = {}
-    for name, x in {"both": loud + soft, "soft": soft}.items():
-        model = Glasberg2002(return_stages=True)
-        levels[name] = model(x)[1]["excitation"][300]
+    model = _model("float32", return_stages=True)
+    sounds = {"both": loud + soft, "soft": soft}
+    levels = {name: model(x)[1]["excitation"][300] for name, x in sounds.items()}
     channel = int((model.fc - 6000.0).abs().argmin())
     assert float(levels["soft"][channel]) > 20.0
     assert float(levels["both"][channel] - levels["soft"][channel]) == pytest.approx(0.0, abs=1.0)
 
 
 def test_phon_of_a_1_khz_tone_is_its_level() -> None:
-    model = Glasberg2002(dtype=torch.float64, return_stages=True)
+    model = _model(return_stages=True)
     _, stages = model(tone(1000.0, 33.0))
     loudness = stages["stl"][300:450].mean()
     assert float(model.compute_loudness_level(loudness)) == pytest.approx(33.0, abs=0.02)

@@ -43,8 +43,8 @@ def test_gradcheck(case: str) -> None:
 def _gradients(case: str, backend: str, chunked: bool = False) -> list[Tensor]:
     torch.manual_seed(0)
     x, coef, state, run = CASES[case](torch.float64)
-    x = x[..., :160]  # more than one block; time steps of the plain loop are nodes of a graph
-    if "bank" in case:  # and so are its filters: one clip, a step more than a block; below, two
+    # Time steps of the plain loop are nodes of a graph, and so are the filters of a bank.
+    if "bank" in case:  # one clip, a step more than a block
         x, state = x[:1, ..., :129], state[:1]
     leaves = [value.clone().requires_grad_() for value in (x, coef, state)]
     if chunked:

@@ -26,6 +26,7 @@ from amtcore.kernels.operations.envelope import HILBERT_ENVELOPE
 from amtcore.kernels.operators import operator
 
 from ..compare import FLOAT32, FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
+from ..short import spread
 from .compiling import one_graph
 from .golden_files import DTYPES, load, names
 
@@ -144,8 +145,8 @@ def test_envelope_kernel_equals_torch(rows: int, samples: int, dtype: str) -> No
     x = torch.randn(rows, samples, generator=torch.Generator().manual_seed(0), dtype=kind)
     expected = hilbert_envelope(x, "reference")
     assert_close(hilbert_envelope(x), expected, tolerance)
-    compiled = one_graph(hilbert_envelope)
-    assert torch.equal(compiled(x), hilbert_envelope(x))
+    if rows == 5:  # the compiler looks at shapes alone
+        assert torch.equal(one_graph(hilbert_envelope)(x), hilbert_envelope(x))
     mapped = torch.func.vmap(hilbert_envelope)(x.unsqueeze(1)).squeeze(1)
     assert_close(mapped, expected, tolerance)
 
@@ -287,28 +288,36 @@ def test_features_up_to_10_hz_are_the_same_with_and_without_envelopes() -> None:
     assert same.all(0).tolist() == [True, True, False, False, False]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pool", ["mean", "rms"])
-@pytest.mark.parametrize(
-    ("fs", "samples", "frame_rate_hz", "params"),
-    [
-        (44100, 60_001, 100.0, {}),
-        (16000, 23_999, 80.0, {"mfhigh": 400.0, "modbank_nmod": 8, "fhigh": 3000.0}),
-        (22050, 30_000, 60.0, {"mflow": 12.0, "lp_150hz": True, "basef": 2000.0}),
-        (8000, 2_000, 250.0, {"fhigh": 2000.0}),
-    ],
-)
-def test_features_are_means_of_the_envelopes_at_full_rate(
-    fs: int, samples: int, frame_rate_hz: float, params: dict[str, Any], pool: str, dtype: str
-) -> None:
-    """They come from a reduced rate; the greatest errors lie at the ends of the signal."""
+#: Sampling rate, samples, frame rate and parameters.
+_FEATURES: list[tuple[int, int, float, dict[str, Any]]] = [
+    (44100, 60_001, 100.0, {}),
+    (16000, 23_999, 80.0, {"mfhigh": 400.0, "modbank_nmod": 8, "fhigh": 3000.0}),
+    (22050, 30_000, 60.0, {"mflow": 12.0, "lp_150hz": True, "basef": 2000.0}),
+    (8000, 2_000, 250.0, {"fhigh": 2000.0}),
+]
+
+
+@functools.cache
+def _full_rate(case: int) -> tuple[np.ndarray, torch.Tensor]:
+    """Return the clip of a case and its envelopes (time, column) at full rate, in float64."""
+    fs, samples, _, params = _FEATURES[case]
     rng = np.random.default_rng(samples)
     clip = 0.05 * rng.standard_normal(samples) * np.sin(np.arange(samples) * 40 / fs) ** 2
+    with torch.no_grad():
+        model = King2019(fs, dtype=torch.float64, **params)
+        return clip, model(torch.from_numpy(clip)).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("case", "pool", "dtype"), spread(2, range(len(_FEATURES)), ["mean", "rms"], DTYPES)
+)
+def test_features_are_means_of_the_envelopes_at_full_rate(case: int, pool: str, dtype: str) -> None:
+    """They come from a reduced rate; the greatest errors lie at the ends of the signal."""
+    fs, _, frame_rate_hz, params = _FEATURES[case]
+    clip, full = _full_rate(case)
     streams = {"modulation": {"pool": pool, "frame_rate_hz": frame_rate_hz}}
     extractor = build_extractor("king2019", fs_hz=fs, params=params, streams=streams, dtype=dtype)
     got = extractor.extract([clip])[0]["modulation"]
-    with torch.no_grad():
-        full = King2019(fs, dtype=torch.float64, **params)(torch.from_numpy(clip)).flatten(1)
     hop = fs / frame_rate_hz
     edges = [math.ceil(frame * hop) for frame in range(len(got) + 1)]
     frames = [full[a:b] for a, b in pairwise(edges)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ STEEP = {1000: 10, 2000: 60, 4000: 60, 6000: 20}
 FLAT = {1000: 0, 4000: 0}
 OCTAVES_HZ = (250, 500, 1000, 2000, 4000, 8000)
 FS = 44100
+#: Level of tones through CARFAC, whose gain control acts from low levels on.
+AT_DB = 20.0
 
 
 def tones(fc_hz: float, levels_db: list[float], rms1_db: float, fs: float = FS) -> Tensor:
@@ -62,6 +65,11 @@ def carfac(
     return steady(made, "rms" if output == "bm" else "mean"), own_hz
 
 
+#: Outputs of the normal listener, with whom each audiogram is compared.
+normal_paulick = functools.cache(lambda fc_hz: paulick(fc_hz, [0.0], None))
+normal_carfac = functools.cache(lambda fc_hz: carfac(fc_hz, [AT_DB], None))
+
+
 def shift_db(normal: Tensor, impaired: Tensor, levels_db: list[float], from_db: float) -> float:
     """Return by how much the level of the normal listener's output is raised."""
     logs = impaired.log().numpy()
@@ -76,7 +84,7 @@ def test_paulicks_threshold_rises_by_the_loss(fc_hz: int, audiogram: dict[int, f
     """Quiet sound is below the knee with and without the loss, where the gain is solved exactly."""
     loss = float(losses_db(audiogram, np.array([float(fc_hz)]))[0])
     levels = [loss - 1.0, loss, loss + 1.0]
-    normal, impaired = paulick(fc_hz, [0.0], None), paulick(fc_hz, levels, audiogram)
+    normal, impaired = normal_paulick(fc_hz), paulick(fc_hz, levels, audiogram)
     assert shift_db(normal[0], impaired, levels, 0.0) == pytest.approx(loss, abs=0.05)
 
 
@@ -97,12 +105,11 @@ def test_the_form_of_2008_loses_the_same(loss: float) -> None:
 @pytest.mark.parametrize("fc_hz", OCTAVES_HZ)
 def test_carfacs_threshold_rises_by_the_loss(fc_hz: int, audiogram: dict[int, float]) -> None:
     """The gain control acts from low levels on, so the shift is not exact."""
-    at_db = 20.0
-    normal, own_hz = carfac(fc_hz, [at_db], None)
+    normal, own_hz = normal_carfac(fc_hz)
     loss = float(losses_db(audiogram, np.array([own_hz]))[0])
-    levels = [at_db + loss - 2.0, at_db + loss, at_db + loss + 2.0]
+    levels = [AT_DB + loss - 2.0, AT_DB + loss, AT_DB + loss + 2.0]
     impaired, _ = carfac(fc_hz, levels, audiogram)
-    found = shift_db(normal[0], impaired, levels, at_db)
+    found = shift_db(normal[0], impaired, levels, AT_DB)
     assert found == pytest.approx(loss, abs=0.6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -40,6 +41,12 @@ def _signal(sound: str) -> Tensor:
     return x
 
 
+@functools.cache
+def _model(kind: type[LoudnessModel]) -> LoudnessModel:
+    """Return a model that tests only read."""
+    return kind()
+
+
 def _loudness(model: LoudnessModel, x: Tensor, by_stages: bool, **kwargs: Any) -> Loudness:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         if by_stages:
@@ -60,7 +67,7 @@ def _assert_same(got: Loudness, expected: Loudness) -> None:
 @pytest.mark.parametrize("ears", [1, 2])
 def test_kernel_gives_the_bits_of_the_stages(ears: int, sound: str) -> None:
     x = _signal(sound)
-    model: LoudnessModel = Moore2016() if ears == 2 else Glasberg2002()
+    model = _model(Moore2016 if ears == 2 else Glasberg2002)
     x = x if ears == 2 else x[0]
     got, expected = (_loudness(model, x, by_stages, last=True) for by_stages in (False, True))
     assert got.short.shape == (1, SAMPLES // 32 + 1)
@@ -69,7 +76,7 @@ def test_kernel_gives_the_bits_of_the_stages(ears: int, sound: str) -> None:
 
 
 def test_signals_side_by_side_and_one_signal_at_both_ears() -> None:
-    model, x = Moore2016(), _signal("noise")
+    model, x = _model(Moore2016), _signal("noise")
     batch = torch.stack((x, x.flip(0), 0.1 * x))
     together = _loudness(model, batch, False, last=True)
     _assert_same(together, _loudness(model, batch, True, last=True))
@@ -79,7 +86,7 @@ def test_signals_side_by_side_and_one_signal_at_both_ears() -> None:
 
 
 def test_a_stream_may_change_between_the_ways() -> None:
-    model, x = Moore2016(), noise(2, 10000)
+    model, x = _model(Moore2016), noise(2, 10000)
     whole = _loudness(model, x, False, last=True)
     with torch.no_grad():
         first, state = model.stream_loudness(x[:, :9000])

@@ -23,7 +23,7 @@ from ..compare import FLOAT32_MODULATION, Tolerance, assert_close
 from ..short import drawn, only, spread
 from .compiling import one_graph
 from .loudness_golden import one_thread  # noqa: F401
-from .model_cases import CASES, Case, in_chunks, leaves, use_plain_loops, whole
+from .model_cases import CASES, FEW_CHANNELS, Case, in_chunks, leaves, use_plain_loops, whole
 
 #: Two routes through a model in float64: rounding, which the adaptation's onsets magnify.
 ROUTES64 = Tolerance(1e-9, "float64 rounding through onsets", 1e-12)
@@ -94,11 +94,12 @@ def test_a_batch_is_its_items(name: str, dtype: str, watched: bool) -> None:
     model, x = whole(case.build(dtype=kind, **options)), scale * case.signal(3, dtype=kind)
     together = leaves(model(x.requires_grad_(watched)))
     for i in range(3):
-        alone, bare = leaves(model(x[i : i + 1])), leaves(model(x[i]))
-        for of_batch, of_one, of_signal in zip(together, alone, bare, strict=True):
+        for of_batch, of_one in zip(together, leaves(model(x[i : i + 1])), strict=True):
             if len(of_batch) == 3:  # else the frequencies of a spectrum, the same for all
                 assert torch.equal(of_batch[i], of_one[0])
-                assert torch.equal(of_batch[i], of_signal)
+    for of_batch, of_signal in zip(together, leaves(model(x[1])), strict=True):
+        if len(of_batch) == 3:
+            assert torch.equal(of_batch[1], of_signal)
 
 
 #: Models and items so long that torch shares the elements of a batch out to threads.
@@ -120,8 +121,9 @@ def test_long_items_of_a_batch_are_cut_as_they_are_alone(
     build, item = case
     x = 0.05 * torch.randn(3, *item, generator=torch.Generator().manual_seed(0), dtype=F64)
     model, x = build(dtype=dtype), x.to(dtype)
+    together = leaves(model(x))
     for i, alone in enumerate(x):
-        for got, expected in zip(leaves(model(alone)), leaves(model(x)), strict=True):
+        for got, expected in zip(leaves(model(alone)), together, strict=True):
             assert torch.equal(got, expected[i])
 
 
@@ -173,9 +175,9 @@ def test_float32_against_float64(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_plain_loops(name: str) -> None:
     case = CASES[name]
-    x = case.signal(1, samples=min(150, max(case.item)), dtype=F64)
-    fast = whole(case.build(dtype=F64))(x)
-    slow = whole(use_plain_loops(case.build(dtype=F64)))(x)
+    x = case.signal(1, samples=min(132, max(case.item)), dtype=F64)  # more than a block
+    fast = whole(case.build(dtype=F64, **FEW_CHANNELS.get(name, {})))(x)
+    slow = whole(use_plain_loops(case.build(dtype=F64, **FEW_CHANNELS.get(name, {}))))(x)
     for got, expected in zip(leaves(fast), leaves(slow), strict=True):
         assert expected.abs().max() > 0
         assert_close(got.detach(), expected.detach(), ROUTES64)
@@ -189,7 +191,8 @@ _DAILY = ("king2019_none",)
 def test_compiled_training_step_equals_eager(name: str) -> None:
     """One graph without breaks, forward and backward."""
     case = CASES[name]
-    model = case.build(learnable=True)
+    few_filters = {"modbank_nmod": 2} if name == "king2019_none" else {}
+    model = case.build(learnable=True, **few_filters)
     call, x = whole(model), case.signal(2, samples=min(400, max(case.item)))
     results = []
     for function in (one_graph(call), call):

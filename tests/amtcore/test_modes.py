@@ -175,7 +175,7 @@ def test_an_exported_resampler_of_any_ratio_takes_any_length(fs_out: int) -> Non
         assert torch.equal(program(each), stage(each))
 
 
-@pytest.mark.parametrize("name", only(["model-dau1997", "model-lif_exodus"], MODELS))
+@pytest.mark.parametrize("name", only(["model-lif_exodus"], MODELS))  # Dau1997 is exported above
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_exported_models_of_one_length_with_gradients(name: str, strict: bool) -> None:
     case = CASES[name]
@@ -196,6 +196,7 @@ def test_an_exported_layer_of_neurons_starts_from_the_state_at_the_export() -> N
     assert torch.equal(first, second) and torch.equal(first, layer(data))
 
 
+@pytest.mark.long  # test_lif_layer.py compiles a layer with gradients, and looks at its state
 def test_compiled_code_is_not_taken_for_an_export() -> None:
     """Compiled neurons keep their state, as without a compiler."""
     layer, other = (amtcore.LIFExodus((2, 2), 0.05, learnable=False) for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from amtcore.models.sharpness import WEIGHTINGS, divided
 
 from ..compare import Tolerance, assert_close
 from .golden_files import DTYPES, load
+from .test_zwicker import built
 
 STEADY = ("sharpness__din45692", "zwicker__spectra_free", "zwicker__spectra_diffuse",
           "zwicker__iso_b2_signal1", "zwicker__iso_b3_tone1000_60")  # fmt: skip
@@ -25,16 +27,21 @@ BOUNDS = {"float64": Tolerance(1e-6, "arrays stored in float32"),
 CASES = [(name, f"sharpness_{key}") for name in STEADY + OVER_TIME for key in WEIGHTINGS]
 
 
+@functools.cache
+def _over_time(name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Return the sharpness (frame, weighting) of a stored signal."""
+    zwicker = built(field=str(load(name)["field"]), dtype=dtype)
+    return zwicker.outputs(torch.from_numpy(load(name)["input"]), ("sharpness",))["sharpness"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "key"), CASES, ids=[f"{n}-{k}" for n, k in CASES])
 def test_stored_array(name: str, key: str, dtype: str) -> None:
     stored, kind, weighting = load(name), DTYPES[dtype], key.removeprefix("sharpness_")
     if name in OVER_TIME:
-        zwicker = ZwickerLoudness(field=str(stored["field"]), dtype=kind)
-        found = zwicker.outputs(torch.from_numpy(stored["input"]), ("sharpness",))["sharpness"]
-        got = found[:, WEIGHTINGS.index(weighting)]
+        got = _over_time(name, kind)[:, WEIGHTINGS.index(weighting)]
     else:
-        zwicker = ZwickerLoudness(field=str(stored["field"]), dtype=kind)
+        zwicker = built(field=str(stored["field"]), dtype=kind)
         n, specific = zwicker.of_levels(torch.from_numpy(stored["levels"]))
         got = Sharpness(weighting, dtype=kind)(specific, n)
     assert_close(got, stored[key], BOUNDS[dtype], f"{name} {key}")
@@ -43,7 +50,7 @@ def test_stored_array(name: str, key: str, dtype: str) -> None:
 def test_noises_of_din_45692() -> None:
     """41 noises of 4 sone, within 5 % or 0.05 acum."""
     stored = load("sharpness__din45692")
-    n, specific = ZwickerLoudness(dtype=torch.float64).of_levels(torch.from_numpy(stored["levels"]))
+    n, specific = built(dtype=torch.float64).of_levels(torch.from_numpy(stored["levels"]))
     apart = np.abs(Sharpness(dtype=torch.float64)(specific, n).numpy() - stored["s_din45692"])
     assert len(apart) == 41
     assert (apart <= np.maximum(0.05 * stored["s_din45692"], 0.05)).all()
@@ -89,12 +96,13 @@ def test_instantaneous_loudness_removes_the_overshoot() -> None:
 
 
 def test_gradients_are_finite_differences() -> None:
+    """One spectrum of specific loudness beside three loudnesses; frames do not meet."""
     generator = torch.Generator().manual_seed(2)
-    specific = torch.rand(3, 240, generator=generator, dtype=torch.float64, requires_grad=True)
+    specific = torch.rand(240, generator=generator, dtype=torch.float64, requires_grad=True)
     n = torch.tensor([0.05, 1.0, 20.0], dtype=torch.float64, requires_grad=True)
     for name in WEIGHTINGS:
         module: Any = Sharpness(name, dtype=torch.float64)
-        assert torch.autograd.gradcheck(module, (specific, n))
+        assert torch.autograd.gradcheck(lambda s, n: module(s.expand(3, 240), n), (specific, n))  # noqa: B023
 
 
 def test_refusals() -> None:

@@ -38,6 +38,10 @@ FAST_SINGLE = Tolerance(1e-4, "single-precision spectra")
 SMALL: dict[str, Any] = {"fs": 1000, "n_channels": 3, "low_freq": 60.0, "max_cf": 100.0}
 
 
+#: Models that tests only read: the design of their filters takes 0.1 CPU seconds.
+built = functools.cache(SRMR)
+
+
 def _variant(key: str) -> dict[str, Any]:
     """Arguments of the variant in an array's name."""
     words = key.split("_")
@@ -51,7 +55,7 @@ def _variant(key: str) -> dict[str, Any]:
 
 def _model(name: str, dtype: str, **arguments: Any) -> tuple[Tensor, SRMR, dict[str, np.ndarray]]:
     stored = load(name)
-    model = SRMR(stored["fs"].item(), dtype=DTYPES[dtype], **arguments)
+    model = built(stored["fs"].item(), dtype=DTYPES[dtype], **arguments)
     return torch.from_numpy(stored["input"]).to(model.dtype), model, stored
 
 
@@ -62,30 +66,44 @@ def _found(name: str, dtype: str, *arguments: tuple[str, Any]) -> tuple[SRMR, Ou
     return model, model.outputs(x)
 
 
-def _stage(key: str, x: Tensor, model: SRMR, stored: dict[str, np.ndarray]) -> Tensor:
+@functools.cache
+def _envelope(name: str, dtype: str, fast: bool) -> tuple[SRMR, Tensor]:
+    """Return a model and its envelopes, which two stored arrays are made of."""
+    x, model, _ = _model(name, dtype, fast=fast)
+    return model, model.envelope(x)
+
+
+def _stage(name: str, key: str, dtype: str) -> Tensor:
+    stored, fast = load(name), "fast" in key
     chosen, step = stored["sel"], int(stored["step"])
     if key.startswith("gammatone"):
+        x, model, _ = _model(name, dtype)
         return model.filtered(x)[chosen].T[::step]
-    envelope = model.envelope(x)
+    model, envelope = _envelope(name, dtype, fast)
     if not key.startswith("modulated"):
-        return envelope[chosen].T[:: 4 if model.fast else step]
+        return envelope[chosen].T[:: 4 if fast else step]
     bands = model.modulated(envelope)[0].unflatten(0, (-1, BANDS))[int(chosen[1])]
     return bands[stored["modulated_sel"]].T[::step]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "key"), CASES)
+def _param(name: str, key: str, dtype: str) -> Any:
+    """Every file in one precision, and in both in `make test-long`; every array in both."""
+    daily = FILES.index(name) % 2 == list(DTYPES).index(dtype)
+    return pytest.param(name, key, dtype, marks=[pytest.mark.long] * (not daily))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "dtype"), [_param(*case, dtype) for case in CASES for dtype in DTYPES]
+)
 def test_stored_array(name: str, key: str, dtype: str) -> None:
-    fast = "fast" in key
+    stored, fast = load(name), "fast" in key
     tolerance = DOUBLE if dtype == "float64" else FAST_SINGLE if fast else SINGLE
     if key in STAGES:
-        x, model, stored = _model(name, dtype, fast=fast)
         # Stored stages end with the clip, or with the samples that SRMRpy pads.
-        got = _stage(key, x, model, stored)[: len(stored[key])]
+        got = _stage(name, key, dtype)[: len(stored[key])]
         assert_close(got, stored[key], tolerance, f"{name} {key}")
         return
     model, found = _found(name, dtype, *_variant(key).items())
-    stored = load(name)
     if key.startswith("srmr"):
         got = found["score"][0, 0]
         bands = model.last_band(found["modulation_spectrogram"].unflatten(-1, (-1, BANDS))[0])
@@ -121,7 +139,7 @@ def test_published_centre_frequencies() -> None:
 @pytest.mark.parametrize("length", [0, 1, 255, 256, 319, 320, 1000])
 def test_energies_are_sums_over_windows(framing: str, length: int) -> None:
     """Plain direct-form filters and one sum a window are the second route."""
-    model = SRMR(**SMALL, framing=framing, dtype=torch.float64)
+    model = built(**SMALL, framing=framing, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     envelope = torch.rand(3, length, dtype=torch.float64, generator=generator)
     w = np.tan(np.pi * model.modulation_hz.numpy() / 1000)
@@ -154,7 +172,7 @@ def _noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("gain", [1e-30, 1e-3, 7.0, 1e30])
 def test_gain_does_not_change_the_score(fast: bool, gain: float) -> None:
-    x, model = _noise(8000), SRMR(8000, fast=fast, norm=True)
+    x, model = _noise(8000), built(8000, fast=fast, norm=True)
     assert_close(model(gain * x)["score"], model(x)["score"], Tolerance(1e-5, "rounding of gains"))
 
 
@@ -169,7 +187,7 @@ def test_reverberation_lowers_the_score(fast: bool) -> None:
 @pytest.mark.parametrize("fast", [False, True])
 def test_silence_and_short_clips(fast: bool, framing: str) -> None:
     for norm in (False, True):
-        model = SRMR(8000, fast=fast, framing=framing, norm=norm)
+        model = built(8000, fast=fast, framing=framing, norm=norm)
         silent = model(torch.zeros(8000))
         assert math.isnan(float(silent["score"])) and not silent["energy"].any()
         assert len(silent["energy"]) and int(model.last_band(torch.zeros(23, BANDS))) == 5
@@ -183,7 +201,7 @@ def test_silence_and_short_clips(fast: bool, framing: str) -> None:
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_batch_equals_its_items(fast: bool) -> None:
-    x, model = 0.1 * _noise(2, 2, 8000), SRMR(8000, fast=fast)
+    x, model = 0.1 * _noise(2, 2, 8000), built(8000, fast=fast)
     found = model(x)
     assert found["score"].shape == (2, 2, 1, 1)
     for i in range(2):
@@ -197,7 +215,7 @@ def test_a_batch_equals_its_items(fast: bool) -> None:
 
 @pytest.mark.parametrize("arguments", [{}, {"fast": True, "max_cf": 60.0}, {"framing": "buffer"}])
 def test_gradients(arguments: dict[str, Any]) -> None:
-    model = SRMR(**{**SMALL, **arguments}, dtype=torch.float64)
+    model = built(**{**SMALL, **arguments}, dtype=torch.float64)
     x, along = _noise(2, 700, dtype=torch.float64)
 
     def value(signal: Tensor) -> Tensor:
@@ -233,7 +251,7 @@ def test_wrong_arguments(arguments: dict[str, Any], words: str) -> None:
 
 
 def test_wrong_signals_and_streams() -> None:
-    model = SRMR(8000)
+    model = built(8000)
     for wrong in (torch.zeros(100, dtype=torch.int16), torch.tensor(1.0)):
         with pytest.raises(ShapeError):
             model(wrong)

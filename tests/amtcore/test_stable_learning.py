@@ -35,9 +35,6 @@ QUICK = (
     "LoudnessIntegration", "Moore2016AGC", "Moore2016BinauralLoudness", "HeadphoneFilter",
     "MiddleEarFilter", "OuterMiddleEarFilter", "LoudnessEar", "LIFExodus", "Dau1997",
 )  # fmt: skip
-#: Of these, a short one: the others take as many steps in `make test-long`, and go
-#: as far in fewer here.
-DAILY = ("PowerCompression",)
 STAGES = [name for name in LEARNERS if issubclass(CASES[name].kind, HasConstants)]
 LIMITS: dict[str, Limit] = {
     "around": around(2e-8),
@@ -102,18 +99,20 @@ def test_these_have_no_parameter(name: str) -> None:
     assert list(CASES[name].build(learnable=True).parameters()) == []
 
 
-@pytest.mark.parametrize("name", only(DAILY, QUICK))
+@pytest.mark.long  # the next tests go as far and farther in larger steps
+@pytest.mark.parametrize("name", QUICK)
 def test_a_thousand_steps_at_the_usual_rate(name: str) -> None:
     _assert_stable(CASES[name], _learn(CASES[name], 1e-3, 1000))
 
 
-@pytest.mark.parametrize("name", only(QUICK, [name for name in LEARNERS if name not in DAILY]))
+# In `make test` each class is in one of these two tests.
+@pytest.mark.parametrize("name", only(QUICK[::2], LEARNERS))
 def test_as_far_in_fewer_and_larger_steps(name: str) -> None:
     """Adam moves a parameter by up to rate times steps: as far as a thousand steps of 1e-3."""
     _assert_stable(CASES[name], _learn(CASES[name], 0.04, 25))
 
 
-@pytest.mark.parametrize("name", only(QUICK, LEARNERS))
+@pytest.mark.parametrize("name", only(QUICK[1::2], LEARNERS))
 def test_steps_a_hundred_times_too_large(name: str) -> None:
     _assert_stable(CASES[name], _learn(CASES[name], 0.1, 20))
 

@@ -75,12 +75,16 @@ def test_models_of_frames_keep_the_type_that_they_were_built_with(name: str) -> 
     }
 
 
+#: For tests that only call a model of frames: the design of some takes 0.2 CPU seconds.
+_frame_model = functools.cache(build)
+
+
 @pytest.mark.parametrize("name", FRAME_MODELS)
 @pytest.mark.parametrize(
     "wrong", [None, "clip.wav", [0.1, 0.2], np.zeros(800), *HALVES, torch.int16]
 )
 def test_models_of_frames_refuse_what_is_no_signal(name: str, wrong: Any) -> None:
-    model = build(name)
+    model = _frame_model(name)
     signal = torch.zeros(2, 800, dtype=wrong) if isinstance(wrong, torch.dtype) else wrong
     pair = (signal, signal) if name == "STOI" else (signal,)
     with pytest.raises(ShapeError, match=r"expected .*got") as error:
@@ -90,7 +94,7 @@ def test_models_of_frames_refuse_what_is_no_signal(name: str, wrong: Any) -> Non
 
 @pytest.mark.parametrize("name", FRAME_MODELS)
 def test_models_of_frames_take_batches_of_nothing(name: str) -> None:
-    model = build(name)
+    model = _frame_model(name)
     for shape in ((0, 4000), (2, 0)):
         signal = torch.zeros(*shape[:-1], *model.input_channels[:1] * (model.input_channels[0] > 1),
                              shape[-1])  # fmt: skip
@@ -171,10 +175,12 @@ def test_an_empty_batch_gives_an_empty_batch(name: str, backend: str) -> None:
 )
 def test_empty_time_gives_empty_time(name: str, batched: bool, backend: str) -> None:
     module = _plain(_built(CASES[name]), backend)
-    inputs = _cut(CASES[name].inputs, _time_axis(name))
+    axis = _time_axis(name)
+    inputs = _cut(CASES[name].inputs, axis)
     if not batched:
+        few = (x.narrow(axis, 0, min(5, x.shape[axis])) for x in CASES[name].inputs)
         try:
-            _run(module, tuple(x[0] for x in CASES[name].inputs))
+            _run(module, tuple(x[0] for x in few))
         except ShapeError:
             return  # takes batches only
         inputs = tuple(x[0] for x in inputs)

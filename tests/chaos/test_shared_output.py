@@ -14,6 +14,7 @@ from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.conftest import Reference
 from tests.chaos.jobs import assert_equal_datasets, write_job
+from tests.pipeline.workers_here import workers_here
 
 pytestmark = pytest.mark.chaos
 
@@ -39,7 +40,7 @@ def test_two_drivers_share_an_output_and_one_is_preempted(
         overrides = [f"run.executor={executor}", "run.workers=1", "run.threads_per_worker=1"]
         return run_job(JobSpec.load(job, overrides), sink=sink, **options)
 
-    with ThreadPoolExecutor(2) as drivers:
+    with workers_here(), ThreadPoolExecutor(2) as drivers:
         task = drivers.submit(run, "slurm-array", stop=stop)
         other = drivers.submit(run, "local", join=True)
         preempted, end = task.result(), other.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+import amtcore
 from amtcore import AdaptLoop
 from amtcore.features import registry
 from amtcore.features.registry import BUILT_IN, build_extractor
@@ -55,8 +57,10 @@ def test_this_machine_is_well(
         return live_nodes()
 
     monkeypatch.setattr(ray_executor, "live_nodes", nodes)
-    # Plain loops are slow, and tests/amtcore has kernels beside them on longer signals.
-    monkeypatch.setattr(doctor, "SAMPLES", 50)
+    # Plain loops are slow; tests/amtcore has kernels beside them on longer signals.
+    monkeypatch.setattr(doctor, "SAMPLES", 12)
+    few = partial(amtcore.Moore2016, excitation_kwargs={"erb_step": 2.0})
+    monkeypatch.setattr(amtcore, "Moore2016", few)
     code = run(["doctor", "--quick", "--device", "cpu", "--uri", str(tmp_path)])
     out = capsys.readouterr().out
     *checks, verdict = out.splitlines()
@@ -153,6 +157,7 @@ def test_a_kernel_that_is_not_equal_is_reported(monkeypatch: pytest.MonkeyPatch)
         return right(self, *signals) * (1.0 if self.backend == "reference" else 1.001)
 
     monkeypatch.setattr(AdaptLoop, "forward", wrong)
+    monkeypatch.setattr(models, "SAMPLES", 12)
     found = next(kernel_checks())
     assert (found.what, found.state) == ("kernels of dau1997", State.FAILED)
     assert "float64 kernels differ from their plain loops by 1" in found.text

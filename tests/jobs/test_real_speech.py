@@ -92,6 +92,7 @@ def extracted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return functools.cache(lambda kind: _extract(tmp_path_factory.mktemp(kind), kind))
 
 
+@functools.cache
 def _expected(path: Path) -> np.ndarray:
     """Features by a second route: soundfile, soxr and the extractor, called here."""
     wave, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)

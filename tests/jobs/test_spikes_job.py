@@ -104,4 +104,5 @@ def test_the_command_line_shows_and_draws_them(
     assert run(["plot", str(extracted), "--out", str(tmp_path / "row.png")]) == 0
     from matplotlib import image
 
-    assert len(np.unique(image.imread(tmp_path / "row.png")[..., :3].reshape(-1, 3), axis=0)) > 50
+    colours = image.imread(tmp_path / "row.png")[..., :3].reshape(-1, 3)[::97]
+    assert len(np.unique(colours, axis=0)) > 50

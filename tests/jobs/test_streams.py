@@ -17,11 +17,19 @@ from tests.pipeline.again_jobs import shards_run_here
 from tests.short import only
 
 EARMILL = f"{sys.executable} -m earmill.jobs.start"
+#: The command with workers that are threads. Workers that are processes have streams of their own,
+#: and each of them and the process that builds the models would import torch.
+ONE_PROCESS = (
+    f"PYTHONPATH={Path(__file__).parents[2]} {sys.executable} -c 'import torch; "
+    "from earmill.jobs.start import main; from tests.pipeline.workers_here import workers_here\n"
+    "with workers_here(): main()'"
+)
 COMMANDS = (
     *("--version", "--help", "models --json", "spec", "log out --json", "inspect out"),
     *("verify out", "gc out --dry-run", "watch out --once", "report out --out page.html"),
 )
 FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +60,7 @@ def test_a_command_that_cannot_show_anything_says_so_and_fails(command: str, pla
     )
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@needs_full
 @pytest.mark.parametrize(
     "command",
     only(["log out --json"], ["--help", "log out --json", "watch out --once --json"]),
@@ -91,17 +99,18 @@ def test_no_file_takes_the_number_of_a_closed_stream(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("command", "how"),
     [
-        pytest.param(f"--json >{FULL}", marks=pytest.mark.skipif(not FULL.exists(), reason="")),
-        pytest.param("--json | exec true", marks=pytest.mark.long),
-        pytest.param(">&- 2>&-", marks=pytest.mark.long),
+        pytest.param(ONE_PROCESS, f"--json >{FULL}", marks=needs_full, id="full, one process"),
+        pytest.param(EARMILL, f"--json >{FULL}", marks=[needs_full, pytest.mark.long], id="full"),
+        pytest.param(EARMILL, "--json | exec true", marks=pytest.mark.long, id="not read"),
+        pytest.param(EARMILL, ">&- 2>&-", marks=pytest.mark.long, id="closed"),
     ],
 )
-def test_a_job_goes_on_where_nobody_reads_it(how: str, tmp_path: Path) -> None:
+def test_a_job_goes_on_where_nobody_reads_it(command: str, how: str, tmp_path: Path) -> None:
     job = write_job(tmp_path / "job.yaml", write_corpus(tmp_path / "corpus", 2), tmp_path / "out")
     local = "--set run.executor=local --set run.workers=1"
-    code, said = shell(f"{EARMILL} extract {job} {local} {how}", tmp_path)
+    code, said = shell(f"{command} extract {job} {local} {how}", tmp_path)
     assert code == 0
     assert_whole(tmp_path / "out")
     if "2>" not in how:
