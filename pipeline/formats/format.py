@@ -52,7 +52,6 @@ class Promise:
         files: Every file of the shard by its path.
         said: The shard's rows in the dataset's index, None if there is no index. They are used
             only where they are proved to be what was committed.
-        reads: Streams that are read; nothing of other streams is fetched ahead.
     """
 
     rows: int
@@ -60,7 +59,6 @@ class Promise:
     columns: Mapping[str, tuple[int, str]]
     files: Mapping[str, OutFile]
     said: pa.Table | None = field(default=None, compare=False)
-    reads: Sequence[str] = field(default=(), compare=False)
 
     def file(self, layout: Layout, rel: str) -> StoredFile:
         """Return a committed file of the shard; a CommitError if the commit does not name it."""

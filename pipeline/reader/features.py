@@ -126,7 +126,6 @@ class ProcessHandles:
                 self._close(done[0])
             self._being_opened.add(shard)
         try:
-            promise = replace(promise, reads=tuple(self._places.layouts))
             reader = format_of(self._format).open(self.layout, rel, promise, self.cache)
             with self._changed:
                 self._open[shard] = reader

@@ -47,7 +47,6 @@ TEXT_CODEC = "vlen-utf8"
 BLOSC_HEADER_BYTES, ZSTD_MAGIC = 16, b"\x28\xb5\x2f\xfd"
 ZSTD_LEVEL = 3
 ENTRY_BYTES = 16
-USUAL_CHUNKS_PER_OBJECT = 64  # Chunks in the largest object that our writers make.
 KEYS = {"name": "default", "configuration": {"separator": "/"}}
 INDEX_CODECS = ["bytes", CRC_CODEC]
 # blosc's own threads would run beside the threads that decode chunks.
@@ -272,24 +271,14 @@ class FrameChunks:
         return frames[: self.n_frames - chunk * self.chunk_frames]
 
 
-def read_end(file: StoredFile) -> Bytes:
-    """Read the end of an object, as long as the largest index that our writers make."""
-    nbytes = min(file.nbytes, USUAL_CHUNKS_PER_OBJECT * ENTRY_BYTES + CRC_BYTES)
-    return file.read(file.nbytes - nbytes, nbytes)
-
-
-def read_index(file: StoredFile, n_chunks: int, end: Bytes | None = None) -> NDArray[np.int64]:
+def read_index(file: StoredFile, n_chunks: int, content: Bytes | None = None) -> NDArray[np.int64]:
     """Read where the chunks of an object lie: (chunk, [first byte, end]). Missing chunks have -1.
-    `end` holds the last bytes of the object, if they were read already."""
+    `content` is the whole object, if it was read already."""
     nbytes = n_chunks * ENTRY_BYTES + CRC_BYTES
-    place = file.layout.url(file.rel)
+    place, size = file.layout.url(file.rel), min(file.nbytes, nbytes)
     try:
-        size = min(file.nbytes, nbytes)
-        if end is not None and len(end) >= size:
-            stored = end[len(end) - size :]
-        else:
-            stored = file.read(file.nbytes - size, size)
-        body = without_crc(stored)
+        start = file.nbytes - size
+        body = without_crc(file.read(start, size) if content is None else content[start:])
     except CommitError as err:
         raise CommitError(f"{place}, index of chunks: {err}") from err
     entries = body.view("<u8").reshape(-1, 2)

@@ -7,9 +7,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count, groupby, islice
+from concurrent.futures import Executor, Future
+from itertools import groupby
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.zarr import arrays
-from earmill.pipeline.formats.zarr.arrays import FrameChunks
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 # processor's cache until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
 VECTORS = ("row_id", "row_start")
-MOST_ENDS = 8  # Objects whose ends are read together with the metadata.
 
 
 class ZarrShard(BlockReader):
@@ -55,34 +52,10 @@ class ZarrShard(BlockReader):
         super().__init__(rel, promise.columns)
         self._layout, self._promise, self._cache = layout, promise, cache
         self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
-        self._ends: dict[str, Bytes] = {}  # Last bytes of objects.
-        self._arrays, self._values = self._metadata()
+        self._arrays, self._values = arrays.read_metadata(layout, rel, promise)
         self._vectors: dict[str, Any] = {}
         self._indexes: dict[tuple[str, int], NDArray[np.int64]] = {}
         self._asking = Lock()  # Threads that read ahead do not send the same requests twice.
-
-    def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
-        """Read the store's metadata, and of a remote store in the same round trip the ends of large
-        objects, which hold the index of chunks."""
-        large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
-        if not large:
-            return arrays.read_metadata(self._layout, self.rel, self._promise)
-        with ThreadPoolExecutor(len(large), "ends") as pool:
-            ends = [pool.submit(arrays.read_end, file) for file in large]
-            found = arrays.read_metadata(self._layout, self.rel, self._promise)
-        for file, end in zip(large, ends, strict=True):
-            with suppress(Exception):  # reading the object tries again, and raises
-                self._ends[file.rel] = end.result()
-        return found
-
-    def _large_objects(self) -> Iterator[StoredFile]:
-        for stream in self._promise.reads:
-            for number in count():
-                if self._object_path(stream, number) not in self._promise.files:
-                    break
-                file = self._file(stream, number)
-                if file.nbytes > self._request_bytes:
-                    yield file
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
         """Yield parts of chunks; refuse a row that lies elsewhere in the store or ends before."""
@@ -262,10 +235,8 @@ class ZarrShard(BlockReader):
     def _index(self, stream: str, number: int, content: Bytes | None = None) -> NDArray[np.int64]:
         """Return where the chunks of an object lie, read once or taken from its whole content."""
         if (stream, number) not in self._indexes:
-            file = self._file(stream, number)
-            end = self._ends.pop(file.rel, None) if content is None else content
-            n_chunks = self._values[stream].object_chunks
-            self._indexes[stream, number] = arrays.read_index(file, n_chunks, end)
+            file, n_chunks = self._file(stream, number), self._values[stream].object_chunks
+            self._indexes[stream, number] = arrays.read_index(file, n_chunks, content)
         return self._indexes[stream, number]
 
     def _object_path(self, stream: str, number: int) -> str:

@@ -48,7 +48,7 @@ OBJECTS_OF_A_VECTOR = 2
 # Objects of a stream: group, metadata of four arrays, and one chunk of each of three vectors.
 OBJECTS_PER_STREAM = 1 + 4 + 3
 CHUNK_BYTES = 2**20
-CHUNKS_PER_OBJECT = arrays.USUAL_CHUNKS_PER_OBJECT
+CHUNKS_PER_OBJECT = 64
 
 
 def write_zarr(
