@@ -5,7 +5,6 @@ here it is an error."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from itertools import groupby
@@ -81,37 +80,37 @@ class ZarrShard(BlockReader):
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
         """Group contiguous chunks of an object, bounded in bytes."""
-        wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
-        objects = [
-            (stream, number, places)
-            for stream, chunks in wanted.items()
-            for number, places in self._by_object(stream, chunks)
-        ]
+        objects = [*self._objects(blocks)]
         if not self._layout.is_local:
-            parts = [each[:2] for each in objects if not self._comes_whole(*each[:2], len(each[2]))]
-            self._ask_first(wanted, parts, pool)
-        for stream, number, places in objects:
-            for _, _, run in self._runs(stream, number, places):
+            self._ask_first(objects, pool)
+        for stream, number, chunks in objects:
+            for _, _, run in self._runs(stream, number, chunks):
                 yield [(stream, chunk) for chunk in run]
 
     def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        names = [*streams]
-        objects = []
-        for stream in names:
-            values = self._values[stream]
-            for number in range(-(-values.n_chunks // values.object_chunks)):
-                if not self._comes_whole(stream, number, values.chunks_in(number)):
-                    objects.append((stream, number))
-        self._ask_first(names, objects, pool)
+        every = ((name, chunk) for name in streams for chunk in range(self._values[name].n_chunks))
+        self._ask_first([*self._objects(every)], pool)
 
-    def _ask_first(
-        self, streams: Iterable[str], objects: Iterable[tuple[str, int]], pool: Executor
-    ) -> None:
+    def _objects(self, blocks: Iterable[Block]) -> Iterator[tuple[str, int, list[int]]]:
+        """Group chunks by their object: its stream, its number, and the chunks in order."""
+
+        def place(block: Block) -> tuple[str, int]:
+            return block[0], block[1] // self._values[block[0]].object_chunks
+
+        for (stream, number), group in groupby(sorted(blocks), place):
+            yield stream, number, [chunk for _, chunk in group]
+
+    def _ask_first(self, objects: Sequence[tuple[str, int, list[int]]], pool: Executor) -> None:
         """Fetch row ids, starts and indexes of objects in concurrent requests."""
         with self._asking:
-            vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
+            vectors = {self._vector_key(s, k): (s, k) for s, _, _ in objects for k in VECTORS}
             left = [place for key, place in vectors.items() if key not in self._vectors]
-            unknown = [place for place in objects if place not in self._indexes]
+            unknown = [
+                (stream, number)
+                for stream, number, chunks in objects
+                if (stream, number) not in self._indexes
+                and not self._comes_whole(stream, number, len(chunks))
+            ]
             asked: list[Future[Any]] = [pool.submit(self._index, *each) for each in unknown]
             asked += [pool.submit(self._vector, *each) for each in left]
             for each in asked:
@@ -124,15 +123,9 @@ class ZarrShard(BlockReader):
         whole = n_chunks == self._values[stream].chunks_in(number)
         return whole and self._file(stream, number).nbytes <= self._request_bytes
 
-    def _by_object(self, stream: str, chunks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        object_chunks = self._values[stream].object_chunks
-        for number, places in groupby(chunks, lambda chunk: chunk // object_chunks):
-            yield number, [*places]
-
     def load(self, blocks: Sequence[Block]) -> None:
-        for stream, numbers in _by_stream(blocks):
-            for _ in self._load(stream, numbers):
-                pass
+        for _ in self._load(blocks):
+            pass
 
     def _vector_key(self, stream: str, name: str) -> str:
         """Return one key for vectors of several streams that have equal bytes."""
@@ -164,45 +157,39 @@ class ZarrShard(BlockReader):
         # wait for other chunks, because other threads may wait for these.
         mine = self._cache.claim(missing)
         try:
-            yield from self._load(stream, [chunk for _, _, chunk in mine])
+            yield from self._load((stream, chunk) for _, _, chunk in mine)
         finally:
             self._cache.release(mine)
         for key in sorted({*missing} - {*mine}):
             block, chunk = self._cache.get(key), key[2]
-            yield from self._load(stream, [chunk]) if block is None else [(chunk, block[0])]
+            yield from self._load([(stream, chunk)]) if block is None else [(chunk, block[0])]
 
-    def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        for number, places in self._by_object(stream, chunks):
+    def _load(self, blocks: Iterable[Block]) -> Iterator[tuple[int, np.ndarray]]:
+        """Fetch, decode and keep chunks."""
+        for stream, number, chunks in self._objects(blocks):
             file = self._file(stream, number)
-            for begin, end, run in self._runs(stream, number, places):
+            for begin, end, run in self._runs(stream, number, chunks):
                 content = file.read(begin, end - begin, passing=True)
                 spans = self._index(stream, number, content if end == file.nbytes else None)
-                yield from self._decoded(stream, number, run, spans - begin, content)
+                with self._cache.decoding:
+                    decoded = [self._decoded(stream, chunk, spans, content, begin) for chunk in run]
+                yield from decoded
 
     def _decoded(
-        self,
-        stream: str,
-        number: int,
-        chunks: Sequence[int],
-        spans: NDArray[np.int64],
-        content: Bytes,
-    ) -> list[tuple[int, np.ndarray]]:
-        """Decode and keep chunks of an object, given where all its chunks lie in some content."""
-        values, blocks = self._values[stream], []
-        with self._cache.decoding:
-            for chunk in chunks:
-                place = chunk % values.object_chunks
-                low, high = spans[place]
-                if low < 0:
-                    raise self._missing(stream, chunk)
-                try:
-                    frames = values.decode(chunk, content[low:high])
-                except CommitError as err:
-                    url = self._layout.url(self._object_path(stream, number))
-                    raise CommitError(f"{url}, chunk {place}: {err}") from err
-                (frames,) = self._cache.put((self.rel, stream, chunk), (frames,))
-                blocks.append((chunk, frames))
-        return blocks
+        self, stream: str, chunk: int, spans: NDArray[np.int64], content: Bytes, begin: int
+    ) -> tuple[int, np.ndarray]:
+        """Decode and keep a chunk out of the content of its object from byte `begin` on."""
+        values = self._values[stream]
+        number, place = divmod(chunk, values.object_chunks)
+        low, high = spans[place]
+        if low < 0:
+            raise self._missing(stream, chunk)
+        try:
+            frames = values.decode(chunk, content[low - begin : high - begin])
+        except CommitError as err:
+            url = self._layout.url(self._object_path(stream, number))
+            raise CommitError(f"{url}, chunk {place}: {err}") from err
+        return chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]
 
     def _runs(
         self, stream: str, number: int, chunks: Sequence[int]
@@ -244,13 +231,6 @@ class ZarrShard(BlockReader):
 
     def _file(self, stream: str, number: int) -> StoredFile:
         return self._promise.file(self._layout, self._object_path(stream, number))
-
-
-def _by_stream(blocks: Iterable[Block]) -> Iterable[tuple[str, list[int]]]:
-    numbers: defaultdict[str, list[int]] = defaultdict(list)
-    for stream, number in blocks:
-        numbers[stream].append(number)
-    return numbers.items()
 
 
 class ZarrFormat(Format):
