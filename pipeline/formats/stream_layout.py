@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,11 +30,12 @@ from earmill.pipeline.formats.values import (
     CLIP,
     INT8,
     SCALE_ROWS,
-    Int8Frames,
-    Values,
+    Frames,
     converted,
+    dequantised,
     pieces,
     read_frames,
+    sliced,
     stored_rows,
 )
 
@@ -93,9 +94,9 @@ class StreamLayout:
         """Estimate how many stored rows a clip will have."""
         return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
 
-    def frames_of(self, row: FeatureRow) -> Values | Int8Frames:
-        """Return the frames of a row, without the stream's scale; slices of it are arrays."""
-        return row.streams[self.name]
+    def frame_blocks(self, row: FeatureRow, size: int) -> Iterator[Frames]:
+        """Return the frames of a row in blocks of `size` frames, without the stream's scale."""
+        return sliced(row.streams[self.name], size)
 
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
@@ -277,8 +278,8 @@ class Int8Layout(StreamLayout):
             return None
         return f"expected {wanted} rows in int8 for {n_frames} frames, got {n_stored}"
 
-    def frames_of(self, row: FeatureRow) -> Int8Frames:
-        return Int8Frames(row.streams[self.name], row.steps[self.name])
+    def frame_blocks(self, row: FeatureRow, size: int) -> Iterator[Frames]:
+        return map(dequantised, sliced(row.streams[self.name], stored_rows(size)))
 
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
