@@ -87,7 +87,10 @@ class ProcessHandles:
         self.cache = BlockCache(cache_bytes, self.counts)
         # Path and content of the table of rows that was read last.
         self.rows: tuple[str, pa.Table] = ("", pa.table({}))
-        self.ahead: ReadAhead | None = None  # Made when rows are named.
+        pace = LOCAL if layout.is_local else REMOTE
+        self.ahead = ReadAhead(
+            self.needed, self.prepare, places.shard, places.nbytes, self.cache, pace
+        )
         self._catalog, self._places, self._format = catalog, places, format
         # By shard: path of the feature file, and what its commit states.
         self._files: dict[str, tuple[str, Promise]] = {}
@@ -157,8 +160,7 @@ class ProcessHandles:
 
     def close(self) -> None:
         """Stop reading ahead, close all shards and clear the cache."""
-        if self.ahead is not None:
-            self.ahead.close()
+        self.ahead.close()
         # No lock is taken: after a fork, another process may hold it for ever.
         self._closed = True
         for shard in [*self._open]:
@@ -329,7 +331,7 @@ class Features(FeatureSet):
         for position in range(len(self)):
             if position == due:
                 rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
-                due += self._ahead().want(rows, in_order=True)
+                due += self._here().ahead.want(rows, in_order=True)
             yield self[position]
 
     def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
@@ -344,16 +346,7 @@ class Features(FeatureSet):
             spans_s: Span of each row, (start, stop) in s, or None for the whole row. Streams of
                 events and int8 frames are not read ahead in spans.
         """
-        self._ahead().want([self._position(row) for row in rows], spans_s)
-
-    def _ahead(self) -> ReadAhead:
-        process, places = self._here(), self._places
-        if process.ahead is None:
-            pace = LOCAL if process.layout.is_local else REMOTE
-            process.ahead = ReadAhead(
-                process.needed, process.prepare, places.shard, places.nbytes, process.cache, pace
-            )
-        return process.ahead
+        self._here().ahead.want([self._position(row) for row in rows], spans_s)
 
     def index_of(self, row_id: str) -> int:
         """Return the position of a row id.
@@ -386,8 +379,7 @@ class Features(FeatureSet):
                     f"{row_id!r}), got {start_s} to {stop_s}"
                 )
             span_s = start_s, seconds if stop_s == math.inf else stop_s
-        if process.ahead is not None:
-            process.ahead.settle(index)
+        process.ahead.settle(index)
         frames, features = places.frames(index, span_s), {}
         with process.lock:
             shard = places.shard(index)

@@ -31,7 +31,7 @@ def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
     """Of the shard behind the window: its metadata, ids and starts, but no frames."""
     write_set("memory://prepared", n_rows=8, rows_per_shard=4)
     ds = open_features("memory://prepared", format="zarr")
-    ahead = ds._ahead()
+    ahead = ds._here().ahead
     ahead._pace = replace(ahead._pace, max_bytes=1)
     ds.prefetch(range(8))
     ahead._planners.shutdown(wait=True)
