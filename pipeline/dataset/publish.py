@@ -269,9 +269,6 @@ class _Shard:
         encoding: Encoding,
         digest: Future[ShardDigest],
     ) -> None:
-        with monitoring.doing(monitoring.ENCODE):
-            scalars = row_table(rows, streams, encoding.extra_types)
-        encoding = replace(encoding, scalars=scalars)
         for fmt in formats:
             chosen = format_of(fmt)
             with self._timed(f"encode_{fmt}", monitoring.ENCODE, monitoring.FOR_FILES):
@@ -285,7 +282,7 @@ class _Shard:
                     )
         with self._timed("encode_rows", monitoring.ENCODE):
             with self._new_part(paths.rows_path) as path:
-                write_table(scalars, path)
+                write_table(row_table(rows, streams, encoding.extra_types), path)
             if bad:
                 with self._new_part(paths.quarantine_path) as path:
                     write_table(quarantine_table(bad), path)

@@ -138,7 +138,6 @@ class Encoding:
             whole plan, or a column that is empty in one shard changes its type in the next.
         attrs: Stored in every file; must be the same for every attempt of a shard.
         parquet_form: Form of a stream's cell in Parquet: binary, or nested lists.
-        scalars: Result of `row_table` for these rows, if it was made before.
     """
 
     dtype: str = "float16"
@@ -146,7 +145,6 @@ class Encoding:
     extra_types: Mapping[str, Any] | None = None
     attrs: Mapping[str, Any] | None = None
     parquet_form: str = BINARY
-    scalars: pa.Table | None = None
 
 
 class Format(ABC):

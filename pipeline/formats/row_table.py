@@ -20,7 +20,6 @@ from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.formats.format import Encoding
 
 EXTRA_PREFIX = "extra_"
 ZSTD_LEVEL, FEW_ROWS = 3, 8
@@ -135,14 +134,6 @@ def row_table(
             )
         columns[name] = cells
     return pa.table(columns)
-
-
-def scalars_of(
-    rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], encoding: Encoding
-) -> pa.Table:
-    """Return the table of the rows; `encoding.scalars` is a table that was made already."""
-    made = encoding.scalars
-    return row_table(rows, streams, encoding.extra_types) if made is None else made
 
 
 def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict[str, pa.Array]:

@@ -35,7 +35,7 @@ from earmill.pipeline.formats.block_cache import (
 )
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.format import Encoding, Format, Promise, refused
-from earmill.pipeline.formats.row_table import scalars_of
+from earmill.pipeline.formats.row_table import row_table
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import StreamLayout, in_values, layout_of
 from earmill.pipeline.formats.values import pieces
@@ -109,7 +109,7 @@ class WebDatasetFormat(Format):
         described = [in_values(info) for info in streams]
         scales = {info.name: info.scale_factor for info in described if info.scale_factor != 1.0}
         more = {"scale_factor": scales} if scales else {}
-        scalars = scalars_of(rows, streams, encoding)
+        scalars = row_table(rows, streams, encoding.extra_types)
         layouts = [layout_of(info) for info in streams]
         dtypes = {each.name: each.in_values().stored_dtype(encoding.dtype) for each in layouts}
         about = {

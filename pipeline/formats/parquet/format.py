@@ -68,7 +68,7 @@ from earmill.pipeline.formats.block_cache import (
 )
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.format import BINARY, NESTED, Encoding, Format, Promise, refused
-from earmill.pipeline.formats.row_table import PAGES, scalar_options, scalars_of
+from earmill.pipeline.formats.row_table import PAGES, row_table, scalar_options
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import in_values, layout_of
 from earmill.pipeline.formats.values import join
@@ -609,7 +609,7 @@ class ParquetFormat(Format):
         streams: Sequence[StreamInfo],
         encoding: Encoding,
     ) -> None:
-        scalars = scalars_of(rows, streams, encoding)
+        scalars = row_table(rows, streams, encoding.extra_types)
         row_bytes = [sum(values.nbytes for values in row.streams.values()) for row in rows]
         divided = {}
         for number, row in enumerate(rows):
