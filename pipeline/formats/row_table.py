@@ -83,6 +83,14 @@ def columns_of(info: StreamInfo | Mapping[str, Any]) -> tuple[str, ...]:
     return (*layout.place_columns, *layout.value_columns)
 
 
+def fact_names(
+    columns: Iterable[str], streams: Iterable[StreamInfo | Mapping[str, Any]]
+) -> list[str]:
+    """Return the names of the provenance columns of a table of rows."""
+    others = {*BASE_TYPES, *(name for info in streams for name in columns_of(info))}
+    return [name for name in columns if name not in others and not name.startswith(EXTRA_PREFIX)]
+
+
 QUARANTINE_SCHEMA = pa.schema(
     [
         ("row_id", pa.string()),
@@ -154,10 +162,7 @@ def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict
 
 
 def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
-    return pa.table(
-        {name: [getattr(row, name) for row in bad] for name in QUARANTINE_SCHEMA.names},
-        schema=QUARANTINE_SCHEMA,
-    )
+    return pa.Table.from_pylist([*map(vars, bad)], QUARANTINE_SCHEMA)
 
 
 def write_table(table: pa.Table, path: Path) -> Path:

@@ -52,9 +52,7 @@ from earmill.pipeline.formats.format import (
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.format import row_groups
 from earmill.pipeline.formats.row_table import (
-    BASE_TYPES,
     EXTRA_PREFIX,
-    FACT_TYPES,
     VARIANT_COLUMNS,
     columns_of,
     quarantine_table,
@@ -76,7 +74,8 @@ SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
 def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
     """Refuse a table in which a row has no name, valid shard or place; reading checks its end."""
-    places = ("row", *_place_names(streams))
+    layouts = map(layout_of, streams.values())
+    places = ["row", *(column for layout in layouts for column in layout.place_columns)]
     kinds = {name: pa.types.is_integer for name in places}
     kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
     kinds |= {"seconds": pa.types.is_floating}
@@ -114,31 +113,12 @@ def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
 def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
     extras = sorted(filter(is_extra, table.column_names))
     variants = [name for name in VARIANT_COLUMNS if name in table.column_names]
-    return table.select([*SHOWN, *variants, *_columns(streams), *extras])
-
-
-def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
-    """Return the names of the provenance columns of a table of rows."""
-    places = set(_columns(streams))
-    return [
-        name
-        for name in table.column_names
-        if name in FACT_TYPES or not (name in BASE_TYPES or name in places or is_extra(name))
-    ]
-
-
-def _columns(streams: Mapping[str, StreamInfo]) -> list[str]:
-    """Return the columns that belong to streams."""
-    return [column for info in streams.values() for column in columns_of(info)]
+    of_streams = [column for info in streams.values() for column in columns_of(info)]
+    return table.select([*SHOWN, *variants, *of_streams, *extras])
 
 
 def is_extra(name: str) -> bool:
     return name.startswith(EXTRA_PREFIX)
-
-
-def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
-    """Return the columns that say where the frames of each stream lie."""
-    return [column for info in streams.values() for column in layout_of(info).place_columns]
 
 
 DTYPES, STORED = ("float16", "float32", "float64"), "stored"

@@ -42,16 +42,10 @@ from earmill.pipeline.formats.format import (
     is_as_committed,
 )
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
-from earmill.pipeline.formats.row_table import EXTRA_PREFIX
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX, fact_names
 from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import framed
-from earmill.pipeline.reader.catalog import (
-    Catalog,
-    RowLocations,
-    fact_names,
-    is_extra,
-    read_quarantine,
-)
+from earmill.pipeline.reader.catalog import Catalog, RowLocations, is_extra, read_quarantine
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Needed, ReadAhead, Wanted
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -434,7 +428,7 @@ class Features(FeatureSet):
             if process.rows[0] != path:
                 process.rows = (path, read_table(process.layout, path))
             table = process.rows[1]
-        names = fact_names(table, self._catalog.streams)
+        names = fact_names(table.column_names, self._catalog.streams.values())
         row, row_id = int(self._places.rows[position]), self._places.cell("row_id", position)
         found = table.select(["row_id", *names]).slice(row, 1).to_pylist()
         if not found or found[0].pop("row_id") != row_id:
