@@ -42,13 +42,7 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.formats.block_cache import FrameSpan
-from earmill.pipeline.formats.format import (
-    Format,
-    Promise,
-    chosen,
-    explain_damage,
-    format_of,
-)
+from earmill.pipeline.formats.format import Format, Promise, chosen, explain_damage, format_of
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.format import row_groups
 from earmill.pipeline.formats.row_table import (

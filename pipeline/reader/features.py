@@ -35,12 +35,7 @@ from earmill.pipeline.formats.block_cache import (
     Piece,
     ShardReader,
 )
-from earmill.pipeline.formats.format import (
-    Promise,
-    explain_damage,
-    format_of,
-    is_as_committed,
-)
+from earmill.pipeline.formats.format import Promise, explain_damage, format_of, is_as_committed
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX, fact_names
 from earmill.pipeline.loader.rows import FeatureRows, Row, Span
