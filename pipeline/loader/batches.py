@@ -182,16 +182,12 @@ class BucketedBatches:
     ) -> EpochPlan:
         """Return every `world_size`-th batch from batch number `start` on. With "pad" and None,
         batches from the front are repeated; "drop" leaves out batches at the end."""
-        order.check_split(rank, world_size)
-        batches = np.arange(start, plan.n_batches, dtype=np.int64)
-        excess = len(batches) % world_size
-        if excess and even == "drop":
-            batches = batches[: len(batches) - excess]
-        elif excess and order.check_even(even) is not False:
-            more = np.resize(np.arange(plan.n_batches, dtype=np.int64), world_size - excess)
-            batches = np.concatenate([batches, more])
-        mine = batches[rank::world_size]
-        sizes = np.diff(plan.offsets)
+        batches, sizes = np.arange(plan.n_batches, dtype=np.int64), np.diff(plan.offsets)
+        mine = batches[start + rank :: world_size]
+        if even is not False:
+            mine = order.rank_share(
+                batches, rank=rank, world_size=world_size, batch_rows=1, even=even, start=start
+            )
         taken = order.expand(sizes, mine)
         return EpochPlan(plan.rows[taken], plan.passes[taken], _offsets(sizes[mine]))
 
