@@ -545,9 +545,8 @@ class ParquetShard(BlockReader):
     def _fetched(self, columns: Mapping[int, Sequence[str]]) -> list[Held]:
         """Fetch the wanted columns of row groups."""
         every = (self._span_of(name, g) for g, names in columns.items() for name in names)
-        spans = [*joined(every, self._gap_bytes)]
-        passing = len(spans) == 1
-        return [(low, self._stored.read(low, high - low, passing=passing)) for low, high in spans]
+        spans = joined(every, self._gap_bytes)
+        return [(low, self._stored.read(low, high - low)) for low, high in spans]
 
     def _decoded(
         self, held: Sequence[Held], group: int, columns: Sequence[str]

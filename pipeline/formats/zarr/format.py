@@ -169,7 +169,7 @@ class ZarrShard(BlockReader):
         for stream, number, chunks in self._objects(blocks):
             file = self._file(stream, number)
             for begin, end, run in self._runs(stream, number, chunks):
-                content = file.read(begin, end - begin, passing=True)
+                content = file.read(begin, end - begin)
                 spans = self._index(stream, number, content if end == file.nbytes else None)
                 with self._cache.decoding:
                     decoded = [self._decoded(stream, chunk, spans, content, begin) for chunk in run]
