@@ -72,6 +72,7 @@ from earmill.pipeline.formats.row_table import PAGES, row_table, scalar_options
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import in_values, layout_of
 from earmill.pipeline.formats.values import join
+from earmill.pipeline.storage.documents import typed_json
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
@@ -135,11 +136,8 @@ class LongRows:
         """Read the divided rows from a file's schema metadata; a CommitError if it is damaged."""
         text = (metadata or {}).get(PARTS_KEY, b"{}")
         try:
-            frames = {
-                int(row): {str(name): [*map(int, counts)] for name, counts in streams.items()}
-                for row, streams in json.loads(text).items()
-            }
-        except (ValueError, TypeError, AttributeError) as err:
+            frames = typed_json(dict[int, dict[str, list[int]]], text)
+        except ValueError as err:
             raise CommitError(
                 f"{PARTS_KEY.decode()}: expected frames by row and stream: {err}"
             ) from err
