@@ -17,8 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from earmill.pipeline.common.redact import has_secrets
 
-SECTION = re.compile(r"^(Args|Attributes):$")
-ENTRY = re.compile(r"^    (\w+): (.*)$")
+ENTRY = re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.MULTILINE)
 
 
 def argument_texts(docstring: str | None) -> dict[str, str]:
@@ -28,17 +27,9 @@ def argument_texts(docstring: str | None) -> dict[str, str]:
         >>> argument_texts("A row.\\n\\n    Args:\\n        uri: where\\n            it is.\\n")
         {'uri': 'where it is.'}
     """
-    found: dict[str, str] = {}
-    inside, last = False, ""
-    for line in inspect.cleandoc(docstring or "").splitlines():
-        if not line.startswith(" "):
-            inside = bool(SECTION.match(line)) or (inside and not line)
-        elif inside and (entry := ENTRY.match(line)):
-            last = entry[1]
-            found[last] = entry[2].strip()
-        elif inside and last:
-            found[last] += " " + line.strip()
-    return found
+    _, _, section = inspect.cleandoc(docstring or "").partition("\nArgs:\n")
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
+    return {name: " ".join(text.split()) for name, text in ENTRY.findall(section)}
 
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
