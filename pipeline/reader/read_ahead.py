@@ -14,7 +14,6 @@ from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecu
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -36,7 +35,6 @@ class ReadAheadPolicy:
     planners: int  # Threads that turn rows into requests; 0 uses the threads that fetch.
     max_bytes: int  # Decoded bytes of the window; the cache of a set bounds it further.
     rows_at_once: int | None  # Rows whose blocks are requested together; None for a shard's rows.
-    requests_at_once: int  # Requests that a thread takes together.
     share: float  # New rows are requested if less than this share of the window is in flight.
     shards_ahead: int  # Shards after the window that are opened.
 
@@ -48,7 +46,6 @@ LOCAL = ReadAheadPolicy(
     planners=0,
     max_bytes=64 * 2**20,
     rows_at_once=8,
-    requests_at_once=4,
     share=1.0,
     shards_ahead=0,
 )
@@ -57,7 +54,6 @@ REMOTE = ReadAheadPolicy(
     planners=8,
     max_bytes=192 * 2**20,
     rows_at_once=None,
-    requests_at_once=1,
     share=0.75,
     shards_ahead=4,
 )
@@ -211,23 +207,16 @@ class ReadAhead:
         """Fetch claimed blocks; every claim is released in any case."""
         left: set[BlockKey] = {(reader.rel, *block) for block in blocks}
         try:
-            requests = reader.requests(blocks, self._first)
-            while runs := [*islice(requests, self._pace.requests_at_once)]:
-                keys: list[BlockKey] = [(reader.rel, *block) for run in runs for block in run]
+            for run in reader.requests(blocks, self._first):
+                keys: list[BlockKey] = [(reader.rel, *block) for block in run]
                 try:
-                    future = self._pool.submit(_fetch, reader, runs)
+                    future = self._pool.submit(reader.load, run)
                 except RuntimeError:  # closed
                     break
                 left.difference_update(keys)
                 future.add_done_callback(partial(_release, self._cache, keys))
         finally:
             self._cache.release(left)
-
-
-def _fetch(reader: BlockReader, runs: Sequence[Sequence[Block]]) -> None:
-    for run in runs:
-        with suppress(Exception):
-            reader.load(run)
 
 
 def _release(cache: BlockCache, keys: Sequence[BlockKey], _: Future[None]) -> None:
