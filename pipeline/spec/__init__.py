@@ -57,17 +57,17 @@ class SpecModel(BaseModel):
         """Refuse true and false for a number: pydantic takes them for 1 and 0."""
         values = value if isinstance(value, list | tuple) else [value]
         if truth := [each for each in values if isinstance(each, bool)]:
-            kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
+            kinds = set(types_in(cls.model_fields[str(info.field_name)].annotation))
             if kinds & {int, float} and bool not in kinds:
                 raise ValueError(f"expected a number, got {str(truth[0]).lower()}")
         return value
 
 
-def _kinds(annotation: Any) -> Iterator[Any]:
+def types_in(annotation: Any) -> Iterator[Any]:
     """Yield the types inside an annotation."""
     yield annotation
     for argument in get_args(annotation):
-        yield from _kinds(argument)
+        yield from types_in(argument)
 
 
 def plain_uri(value: str) -> str:
