@@ -105,7 +105,7 @@ def test_remote_row_groups_come_in_few_requests(asked: list[tuple[str, int]]) ->
 def test_one_stream_of_a_parquet_file_is_fetched_without_the_others(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_format, "REMOTE_GAP_BYTES", 0)
+    monkeypatch.setattr(parquet_format, "GAP_BYTES", 0)
     write_chunked("memory://one-stream")
     fetched = []
     for streams in (["loudness"], ["modulation", "loudness"]):
