@@ -6,7 +6,7 @@
     body   = blosc frame | zstd frame | the numbers themselves
 
 A chunk of frames always has its full size: the last chunk of a stream has zeros after its frames.
-It is decompressed straight into the cached array, after a check of its claimed size.
+Its claimed size is checked before it is decompressed into the memory that is cached.
 """
 
 from __future__ import annotations
@@ -147,36 +147,18 @@ class ChunkCodec:
             raise ValueError(f"expected {first}, then blosc or zstd, then crc32c, got {names}")
         return cls(inner[0]["name"] if inner else "", has_crc)
 
-    def decode_into(self, values: NDArray[Any], stored: Bytes) -> None:
-        """Fill an array with a stored chunk; a CommitError if it is damaged or not of this size."""
-        body, _ = self._checked(stored, values.nbytes, values.nbytes)
-        self._decompress(body, values.reshape(-1).view(np.uint8))
-
-    def decode_bytes(self, stored: Bytes, most: int) -> Bytes:
-        """Decode a stored chunk of unknown size, up to `most` bytes; raises as `decode_into`."""
-        body, size = self._checked(stored, 0, most)
-        content = np.empty(size, np.uint8)
-        self._decompress(body, content)
-        return content
-
-    def _checked(self, stored: Bytes, least: int, most: int) -> tuple[Bytes, int]:
-        """Return the body of a chunk and its claimed size, if checksum and size are right."""
+    def decode(self, stored: Bytes, least: int, most: int) -> Bytes:
+        """Decode a stored chunk; a CommitError, before memory is taken, if it claims a size outside
+        of `least` to `most` bytes, and if it is damaged."""
         body = without_crc(stored) if self.has_crc else stored
         size = {"blosc": _blosc_size, "zstd": _zstd_size, "": len}[self.compressor](body)
         if not least <= size <= most:
             raise CommitError(
                 f"expected a chunk of {most} bytes, got one of {size}: run `earmill verify`"
             )
-        return body, size
-
-    def _decompress(self, body: Bytes, into: Bytes) -> None:
+        decoders = {"blosc": blosc.decompress, "zstd": zstd.decompress, "": bytes}
         try:
-            if self.compressor == "blosc":
-                blosc.decompress(body, into)
-            elif self.compressor == "zstd":
-                zstd.decompress(body, into)
-            else:
-                into[:] = body
+            return np.frombuffer(decoders[self.compressor](body), np.uint8)
         except (RuntimeError, ValueError) as error:
             raise CommitError(
                 f"a chunk cannot be decoded ({error}): run `earmill verify`"
@@ -266,9 +248,9 @@ class FrameChunks:
 
     def decode(self, chunk: int, stored: Bytes) -> NDArray[Any]:
         """Decode the frames of a chunk, without the zeros after the last frame."""
-        frames = np.empty((self.chunk_frames, self.width), self.dtype)
-        self.codec.decode_into(frames, stored)
-        return frames[: self.n_frames - chunk * self.chunk_frames]
+        nbytes = self.chunk_frames * self.width * self.dtype.itemsize
+        frames = self.codec.decode(stored, nbytes, nbytes).view(self.dtype)
+        return frames.reshape(-1, self.width)[: self.n_frames - chunk * self.chunk_frames]
 
 
 def read_index(file: StoredFile, n_chunks: int, content: Bytes | None = None) -> NDArray[np.int64]:
@@ -342,4 +324,4 @@ def _content(
     except ValueError as err:
         raise refused(rel, str(err)) from err
     file = promise.file(layout, f"{rel}/c/0")
-    return codec.decode_bytes(file.read(0, file.nbytes), MAX_METADATA_BYTES)
+    return codec.decode(file.read(0, file.nbytes), 0, MAX_METADATA_BYTES)
