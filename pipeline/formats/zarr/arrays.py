@@ -127,9 +127,11 @@ class ChunkCodec:
     has_crc: bool
 
     @classmethod
-    def of(cls, codecs: Sequence[Mapping[str, Any]], first: str = "bytes") -> ChunkCodec:
+    def of(
+        cls, place: str, codecs: Sequence[Mapping[str, Any]], first: str = "bytes"
+    ) -> ChunkCodec:
         """Read the codecs of an array: `first`, perhaps a compressor, then perhaps the checksum.
-        ValueError for any other chain."""
+        CommitError for any other chain."""
         names = [codec["name"] for codec in codecs]
         has_crc = names[-1] == CRC_CODEC
         inner = codecs[1:-1] if has_crc else codecs[1:]
@@ -144,7 +146,8 @@ class ChunkCodec:
             )
         )
         if not known:
-            raise ValueError(f"expected {first}, then blosc or zstd, then crc32c, got {names}")
+            why = f"expected {first}, then blosc or zstd, then crc32c, got {names}"
+            raise refused(place, why)
         return cls(inner[0]["name"] if inner else "", has_crc)
 
     def decode(self, stored: Bytes, least: int, most: int) -> Bytes:
@@ -224,10 +227,7 @@ class FrameChunks:
             or whole[0] > chunk[0] * MAX_CHUNKS_PER_OBJECT
         ):
             raise refused(place, f"its chunks are {chunk} in objects of {whole}")
-        try:
-            codec = ChunkCodec.of(settings["codecs"])
-        except ValueError as err:
-            raise refused(place, str(err)) from err
+        codec = ChunkCodec.of(place, settings["codecs"])
         usual = (
             sharding["name"] == "sharding_indexed"
             and settings.get("index_location", "end") == "end"
@@ -284,6 +284,8 @@ def read_vector(
 ) -> Any:
     """Read a vector of one chunk, numbers or texts, from the folder `rel`; it is not fetched if the
     values that the dataset's index has (`said`) encode to the committed file."""
+    if array["shape"] == [0]:
+        return []  # A vector without values has no chunk.
     texts = array["codecs"][0]["name"] == TEXT_CODEC
     dtype = None if texts else np.dtype(array["data_type"]).newbyteorder("<")
     named = promise.files.get(f"{rel}/c/0")
@@ -298,7 +300,9 @@ def read_vector(
         if hashlib.sha256(vector_chunk(encoded)).hexdigest() != named.sha256:
             values = None
     if values is None:
-        content = _content(layout, rel, array, promise, TEXT_CODEC if texts else "bytes")
+        file = promise.file(layout, f"{rel}/c/0")
+        codec = ChunkCodec.of(rel, array["codecs"], TEXT_CODEC if texts else "bytes")
+        content = codec.decode(file.read(0, file.nbytes), 0, MAX_METADATA_BYTES)
         if texts and [_number(content[:4])] != array["shape"]:
             raise refused(rel, f"expected {array['shape']} texts, its chunk claims another number")
         values = VLenUTF8().decode(content).tolist() if texts else content.view(dtype)
@@ -311,17 +315,3 @@ def vector_chunk(content: bytes) -> bytes:
     """Encode the only chunk of a vector as zarr does with the codecs of our stores."""
     body = bytes(zstd.compress(content, ZSTD_LEVEL, False))
     return body + google_crc32c.value(body).to_bytes(CRC_BYTES, "little")
-
-
-def _content(
-    layout: Layout, rel: str, array: Mapping[str, Any], promise: Promise, first: str
-) -> Bytes:
-    if array["shape"] == [0]:
-        # A vector without values has no chunk; vlen-utf8 begins with the number of texts.
-        return np.zeros(4 if first == TEXT_CODEC else 0, np.uint8)
-    try:
-        codec = ChunkCodec.of(array["codecs"], first)
-    except ValueError as err:
-        raise refused(rel, str(err)) from err
-    file = promise.file(layout, f"{rel}/c/0")
-    return codec.decode(file.read(0, file.nbytes), 0, MAX_METADATA_BYTES)
