@@ -252,7 +252,7 @@ class ZarrFormat(Format):
     ) -> None:
         from earmill.pipeline.formats.zarr.write import write_zarr
 
-        write_zarr(path, rows, streams, encoding.attrs or {}, dtype=encoding.dtype)
+        write_zarr(path, rows, streams, encoding)
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         from earmill.pipeline.formats.zarr.write import digest_zarr
