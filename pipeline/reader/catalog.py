@@ -130,6 +130,7 @@ class Catalog:
     # `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of the
     # source as `extra_<name>`; for streams with one row a clip its values.
     table: pa.Table
+    all_rows: pa.Table  # All good rows; `table` may be a choice of them.
     # By shard, as far as they were read.
     records: dict[str, CommitRecord] = field(default_factory=dict)
     # The commits from which the index was made; empty if the dataset names none.
@@ -139,17 +140,13 @@ class Catalog:
     # Feature sets beside these rows, see `dataset.snapshot`.
     additions: Mapping[str, OutFile] = field(default_factory=dict)
     outdated: Sequence[str] = ()  # Names of sets beside earlier rows.
-    # All good rows, and the expression that chose `table` out of them.
-    all_rows: pa.Table | None = field(default=None, repr=False)
-    chosen_by: str = ""
+    chosen_by: str = ""  # The expressions that chose `table` out of all rows.
 
     def where(self, expression: pc.Expression) -> Catalog:
         """Return the catalog of the rows that an expression over `table` selects."""
         table = filtered(self.table, expression)
         by = f"{self.chosen_by}{expression};"
-        return replace(
-            self, table=table.combine_chunks(), moments={}, all_rows=self._every_row, chosen_by=by
-        )
+        return replace(self, table=table.combine_chunks(), moments={}, chosen_by=by)
 
     def record(self, layout: Layout, shard: str) -> CommitRecord:
         """Return the commit record of a shard; refuse one of another dataset or index."""
@@ -182,16 +179,12 @@ class Catalog:
             )
         promise = promise_of(record, self.streams, self.dtype, fmt)
         if self.refs:
-            promise = replace(promise, said=self._every_row.slice(*self._rows_at[shard]))
+            promise = replace(promise, said=self.all_rows.slice(*self._rows_at[shard]))
         return paths.data_path(shard, record.attempt, fmt.suffix), promise
-
-    @property
-    def _every_row(self) -> pa.Table:
-        return self.table if self.all_rows is None else self.all_rows
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
-        names, counts = _counted(self._every_row)
+        names, counts = _counted(self.all_rows)
         firsts = np.cumsum(counts) - counts
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
@@ -343,13 +336,14 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     # The bytes of an index of millions of rows are not kept while its columns are joined.
     del index, content
     check_rows(layout, table, streams)
-    output = dataset.spec["output"]
+    table, output = table.combine_chunks(), dataset.spec["output"]
     return Catalog(
         dataset=dataset,
         streams=streams,
         formats=tuple(output["formats"]),
         dtype=output["dtype"],
-        table=table.combine_chunks(),
+        table=table,
+        all_rows=table,
         records=records,
         refs=refs,
         moments=moments,
