@@ -243,9 +243,6 @@ class FrameChunks:
     def n_chunks(self) -> int:
         return -(-self.n_frames // self.chunk_frames)
 
-    def chunks_in(self, number: int) -> int:
-        return min(self.object_chunks, self.n_chunks - number * self.object_chunks)
-
     def decode(self, chunk: int, stored: Bytes) -> NDArray[Any]:
         """Decode the frames of a chunk, without the zeros after the last frame."""
         nbytes = self.chunk_frames * self.width * self.dtype.itemsize

@@ -120,8 +120,9 @@ class ZarrShard(BlockReader):
         """Return True if an object is fetched in one request, with its index."""
         if self._layout.is_local or (stream, number) in self._indexes:
             return False
-        whole = n_chunks == self._values[stream].chunks_in(number)
-        return whole and self._file(stream, number).nbytes <= self._request_bytes
+        values = self._values[stream]
+        every = min(values.object_chunks, values.n_chunks - number * values.object_chunks)
+        return n_chunks == every and self._file(stream, number).nbytes <= self._request_bytes
 
     def load(self, blocks: Sequence[Block]) -> None:
         for _ in self._load(blocks):
@@ -187,7 +188,7 @@ class ZarrShard(BlockReader):
         try:
             frames = values.decode(chunk, content[low - begin : high - begin])
         except CommitError as err:
-            url = self._layout.url(self._object_path(stream, number))
+            url = self._layout.url(self._file(stream, number).rel)
             raise CommitError(f"{url}, chunk {place}: {err}") from err
         return chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]
 
@@ -226,11 +227,8 @@ class ZarrShard(BlockReader):
             self._indexes[stream, number] = arrays.read_index(file, n_chunks, content)
         return self._indexes[stream, number]
 
-    def _object_path(self, stream: str, number: int) -> str:
-        return f"{self.rel}/{stream}/values/c/{number}/0"
-
     def _file(self, stream: str, number: int) -> StoredFile:
-        return self._promise.file(self._layout, self._object_path(stream, number))
+        return self._promise.file(self._layout, f"{self.rel}/{stream}/values/c/{number}/0")
 
 
 class ZarrFormat(Format):
