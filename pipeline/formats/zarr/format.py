@@ -180,14 +180,11 @@ class ZarrShard(BlockReader):
         self, stream: str, chunk: int, spans: NDArray[np.int64], content: Bytes, begin: int
     ) -> tuple[int, np.ndarray]:
         """Decode and keep a chunk out of the content of its object from byte `begin` on."""
-        values = self._values[stream]
-        number, place = divmod(chunk, values.object_chunks)
-        low, high = spans[place]
-        if low < 0:
-            raise self._missing(stream, chunk)
+        values, (low, high) = self._values[stream], self._span(stream, chunk, spans)
         try:
             frames = values.decode(chunk, content[low - begin : high - begin])
         except CommitError as err:
+            number, place = divmod(chunk, values.object_chunks)
             url = self._layout.url(self._file(stream, number).rel)
             raise CommitError(f"{url}, chunk {place}: {err}") from err
         return chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]
@@ -200,12 +197,10 @@ class ZarrShard(BlockReader):
         if self._comes_whole(stream, number, len(chunks)):
             yield 0, self._file(stream, number).nbytes, chunks
             return
-        spans, object_chunks = self._index(stream, number), self._values[stream].object_chunks
+        spans = self._index(stream, number)
         run, begin, end = list[int](), -1, -1
         for chunk in chunks:
-            low, high = spans[chunk % object_chunks].tolist()
-            if low < 0:
-                raise self._missing(stream, chunk)
+            low, high = self._span(stream, chunk, spans)
             if run and (low != end or high - begin > self._request_bytes):
                 yield begin, end, run
                 run = []
@@ -214,11 +209,15 @@ class ZarrShard(BlockReader):
         if run:
             yield begin, end, run
 
-    def _missing(self, stream: str, chunk: int) -> CommitError:
-        return CommitError(
-            f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
-            "committed; run `earmill verify`"
-        )
+    def _span(self, stream: str, chunk: int, spans: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the first byte of a chunk in its object, and its end."""
+        low, high = spans[chunk % self._values[stream].object_chunks].tolist()
+        if low < 0:
+            raise CommitError(
+                f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
+                "committed; run `earmill verify`"
+            )
+        return low, high
 
     def _index(self, stream: str, number: int, content: Bytes | None = None) -> NDArray[np.int64]:
         """Return where the chunks of an object lie, read once or taken from its whole content."""
