@@ -206,16 +206,14 @@ class Layout:
         if self.is_local:
             self.upload_file(local, rel)
             return
+
+        def upload(name: str) -> None:
+            self.upload_file(f"{local}/{name}", f"{rel}/{name}")
+
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            uploads = [
-                pool.submit(self.upload_file, f"{local}/{name}", f"{rel}/{name}")
-                for name in files_below(local)
-            ]
-            try:
-                for upload in uploads:
-                    upload.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+            # After an error, `map` cancels the uploads that have not begun.
+            for _ in pool.map(upload, files_below(local)):
+                pass
 
     @store_call("written", None)
     def settle(self, names: Sequence[str]) -> None:
