@@ -126,9 +126,9 @@ class Catalog:
     streams: Mapping[str, StreamInfo]
     formats: tuple[str, ...]
     dtype: str  # Type of the stored frames, as the job sets it. Events are int32.
-    # One line for each good row: identity, seconds, shard, row, `<stream>_start` and
-    # `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of the
-    # source as `extra_<name>`; for streams with one row a clip its values.
+    # One line for each good row: identity, seconds, shard, row, and the columns of the source as
+    # `extra_<name>`. Each stream has `<stream>_start` and `<stream>_n_frames`. Events and int8 also
+    # have `<stream>_n_steps`, and streams with one row a clip have their values.
     table: pa.Table
     all_rows: pa.Table  # All good rows; `table` may be a choice of them.
     # By shard, as far as they were read.

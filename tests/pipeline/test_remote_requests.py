@@ -28,7 +28,7 @@ from tests.pipeline.reader_data import (
 def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
     asked: list[tuple[str, int]],
 ) -> None:
-    """Of the shard behind the window: its metadata, ids and starts, but no frames."""
+    """The metadata, ids and starts of the shard behind the window are asked for, but no frames."""
     write_set("memory://prepared", n_rows=8, rows_per_shard=4)
     ds = open_features("memory://prepared", format="zarr")
     ahead = ds._here().ahead

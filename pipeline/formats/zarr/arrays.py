@@ -279,8 +279,8 @@ def read_vector(
     promise: Promise,
     said: pa.ChunkedArray | None = None,
 ) -> Any:
-    """Read a vector of one chunk, numbers or texts, from the folder `rel`; it is not fetched if the
-    values that the dataset's index has (`said`) encode to the committed file."""
+    """Read a vector of one chunk, numbers or texts, from the folder `rel`. Nothing is fetched if
+    the values in the dataset's index (`said`) encode to the committed file."""
     if array["shape"] == [0]:
         return []  # A vector without values has no chunk.
     texts = array["codecs"][0]["name"] == TEXT_CODEC
