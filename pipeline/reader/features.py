@@ -15,7 +15,6 @@ import weakref
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -77,9 +76,7 @@ class ProcessHandles:
         # Path and content of the table of rows that was read last.
         self.rows: tuple[str, pa.Table] = ("", pa.table({}))
         pace = LOCAL if layout.is_local else REMOTE
-        self.ahead = ReadAhead(
-            self.needed, self.prepare, places.shard, places.nbytes, self.cache, pace
-        )
+        self.ahead = ReadAhead(self.needed, places.shard, places.nbytes, self.cache, pace)
         self._catalog, self._places, self._format = catalog, places, format
         # By shard: path of the feature file, and what its commit states.
         self._files: dict[str, tuple[str, Promise]] = {}
@@ -140,12 +137,6 @@ class ProcessHandles:
         if isinstance(reader, BlockReader):
             for name, span in self._places.known_ahead(wanted).items():
                 yield reader, name, reader.blocks(name, span)
-
-    def prepare(self, position: int, pool: Executor) -> None:
-        """Open the shard of a row that is read soon, and fetch what locates its blocks."""
-        reader = self.reader(self._places.shard(position), ahead=True)
-        if isinstance(reader, BlockReader):
-            reader.prepare(self._places.layouts, pool)
 
     def close(self) -> None:
         """Stop reading ahead, close all shards and clear the cache."""

@@ -25,22 +25,6 @@ from tests.pipeline.reader_data import (
 )
 
 
-def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
-    asked: list[tuple[str, int]],
-) -> None:
-    """The metadata, ids and starts of the shard behind the window are asked for, but no frames."""
-    write_set("memory://prepared", n_rows=8, rows_per_shard=4)
-    ds = open_features("memory://prepared", format="zarr")
-    ahead = ds._here().ahead
-    ahead._pace = replace(ahead._pace, max_bytes=1)
-    ds.prefetch(range(8))
-    ahead._planners.shutdown(wait=True)
-    second = [name for name, _ in asked if "/00001-" in name]
-    assert any("row_id" in name for name in second) and any("row_start" in name for name in second)
-    assert not any("/values/" in name for name in second)
-    ds.close()
-
-
 def test_a_remote_store_is_asked_once_for_what_comes_first(asked: list[tuple[str, int]]) -> None:
     """Ids, starts and indexes of both shards come before the chunks, and not again; ids of both
     streams are the same bytes and come once."""

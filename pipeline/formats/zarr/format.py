@@ -87,10 +87,6 @@ class ZarrShard(BlockReader):
             for _, _, run in self._runs(stream, number, chunks):
                 yield [(stream, chunk) for chunk in run]
 
-    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        every = ((name, chunk) for name in streams for chunk in range(self._values[name].n_chunks))
-        self._ask_first([*self._objects(every)], pool)
-
     def _objects(self, blocks: Iterable[Block]) -> Iterator[tuple[str, int, list[int]]]:
         """Group chunks by their object: its stream, its number, and the chunks in order."""
 
