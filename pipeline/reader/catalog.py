@@ -140,6 +140,7 @@ class Catalog:
     # Feature sets beside these rows, see `dataset.snapshot`.
     additions: Mapping[str, OutFile] = field(default_factory=dict)
     outdated: Sequence[str] = ()  # Names of sets beside earlier rows.
+    finished: bool = True  # False: the job has not finished; these are the shards it committed.
     chosen_by: str = ""  # The expressions that chose `table` out of all rows.
 
     def where(self, expression: pc.Expression) -> Catalog:
@@ -322,6 +323,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
                 f"{layout.url(known[0])} does not hash to its own name: it is damaged; "
                 f"{CLOSE_AGAIN}"
             )
+    finished = content is not None
     if content is not None:
         with explain_damage(layout.url(), "the index"):
             table = good_rows(table_of(content), streams)
@@ -349,6 +351,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         moments=moments,
         additions={} if snapshot is None else snapshot.additions,
         outdated=() if snapshot is None else snapshot.outdated,
+        finished=finished,
     )
 
 
