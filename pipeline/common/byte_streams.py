@@ -65,10 +65,6 @@ KINDS = {
 
 def open_regular(path: str) -> io.BufferedReader:
     """Open a regular file for reading, links followed; NotRegularError for anything else."""
-    return os.fdopen(open_descriptor(path), "rb")
-
-
-def open_descriptor(path: str) -> int:
     check_regular(path)
     # Does not wait, whatever has taken the file's place since.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -77,7 +73,7 @@ def open_descriptor(path: str) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor
+    return os.fdopen(descriptor, "rb")
 
 
 def check_regular(path: str, descriptor: int | None = None) -> None:

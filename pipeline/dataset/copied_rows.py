@@ -33,7 +33,7 @@ from earmill.pipeline.dataset.publish import publish_shard
 from earmill.pipeline.dataset.snapshot import put_named, read_checked
 from earmill.pipeline.formats.block_cache import BlockCache, FrameSpan, IoCounts
 from earmill.pipeline.formats.format import chosen, explain_damage, format_of, is_as_committed
-from earmill.pipeline.formats.row_table import BASE_TYPES, EXTRA_PREFIX, columns_of
+from earmill.pipeline.formats.row_table import BASE_TYPES, EXTRA_PREFIX, fact_names
 from earmill.pipeline.formats.rows import FeatureRow, OutFile, QuarantineRow
 from earmill.pipeline.formats.stream_layout import StreamLayout, layout_of
 from earmill.pipeline.formats.values import CastError, Spilled, Values, total
@@ -237,9 +237,8 @@ def stored_rows(
     where = f"shard {record.shard}"
     with explain_damage(where, str(record.path("rows"))):
         table = read_table(layout, str(record.path("rows")))
-    places = {column for info in infos.values() for column in columns_of(info)}
     extra = [name for name in table.column_names if name.startswith(EXTRA_PREFIX)]
-    facts = [name for name in table.column_names if name not in {*BASE_TYPES, *places, *extra}]
+    facts = fact_names(table.column_names, infos.values())
 
     def values(stream: StreamLayout, number: int, row: Mapping[str, Any]) -> Values:
         start, length = (int(row[name]) for name in stream.place_columns[:2])

@@ -262,9 +262,6 @@ class _Shard:
         digest: Future[ShardDigest],
     ) -> None:
         encoding = encoding_of(dataset)
-        with monitoring.doing("encode"):
-            scalars = row_table(rows, streams, encoding.extra_types)
-        encoding = replace(encoding, scalars=scalars)
         for fmt in dataset.spec["output"]["formats"]:
             chosen = format_of(fmt)
             with self._timed(f"encode_{fmt}", "encode", "files"):
@@ -278,7 +275,7 @@ class _Shard:
                     )
         with self._timed("encode_rows", "encode"):
             with self._new_part(paths.rows_path) as path:
-                write_table(scalars, path)
+                write_table(row_table(rows, streams, encoding.extra_types), path)
             if bad:
                 with self._new_part(paths.quarantine_path) as path:
                     write_table(quarantine_table(bad), path)

@@ -206,16 +206,12 @@ class BlockReader(ABC):
 
     @abstractmethod
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[Sequence[Block]]:
-        """Group blocks for calls of `load`. Fetches what `prepare` would have fetched."""
+        """Group blocks for calls of `load`, after requests for what locates them. The threads of
+        the pool wait for nothing but such requests."""
 
     @abstractmethod
     def load(self, blocks: Sequence[Block]) -> None:
         """Fetch and decode blocks into the cache."""
-
-    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        """Fetch what reading these streams needs first. The threads of the pool wait for nothing
-        but such requests."""
-        return
 
     def read(self, stream: str, span: FrameSpan) -> np.ndarray:
         width, dtype = self.columns[stream]

@@ -52,7 +52,6 @@ class Promise:
         files: Every file of the shard by its path.
         said: The shard's rows in the dataset's index, None if there is no index. They are used
             only where they are proved to be what was committed.
-        reads: Streams that are read; nothing of other streams is fetched ahead.
     """
 
     rows: int
@@ -60,7 +59,6 @@ class Promise:
     columns: Mapping[str, tuple[int, str]]
     files: Mapping[str, OutFile]
     said: pa.Table | None = field(default=None, compare=False)
-    reads: Sequence[str] = field(default=(), compare=False)
 
     def file(self, layout: Layout, rel: str) -> StoredFile:
         """Return a committed file of the shard; a CommitError if the commit does not name it."""
@@ -140,7 +138,6 @@ class Encoding:
             whole plan, or a column that is empty in one shard changes its type in the next.
         attrs: Stored in every file; must be the same for every attempt of a shard.
         parquet_form: Form of a stream's cell in Parquet: binary, or nested lists.
-        scalars: Result of `row_table` for these rows, if it was made before.
     """
 
     dtype: str = "float16"
@@ -148,7 +145,6 @@ class Encoding:
     extra_types: Mapping[str, Any] | None = None
     attrs: Mapping[str, Any] | None = None
     parquet_form: str = BINARY
-    scalars: pa.Table | None = None
 
 
 class Format(ABC):

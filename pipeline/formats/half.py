@@ -14,16 +14,12 @@ below float16's smallest normal number take the term of that number.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from amtcore.kernels.vector.jit import kernel, part
 
-# Numbers that are narrowed at a time, to stay in the first-level cache from loop to loop.
+# Numbers that are converted at a time, to stay in the first-level cache from loop to loop.
 BLOCK = 4096
 SIGN_AND_NUMBER = -0x70002000  # 0x8FFFE000 as int32
 HALF_INFINITY, INFINITY = 0x7C00, 0x7F800000
@@ -48,25 +44,18 @@ def widen(values: NDArray[np.float16], into: NDArray[np.float32], scale: float =
     _widen(bits, into.reshape(-1), np.float32(FROM_FLOAT16 * scale))
 
 
-@intrinsic
-def _float_of(typing: Any, bits: Any) -> Any:
-    """Return the float32 number with these bits."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], context.get_value_type(sig.return_type))
-
-    return types.float32(types.int32), codegen
-
-
 @kernel
-def _widen(bits, into, factor):  # type: ignore[no-untyped-def]
-    for k in range(len(bits)):
-        half = np.int32(bits[k])
-        # Widening to 32 bits copies the sign bit upwards; the mask removes the copies.
-        whole = (half << 13) & SIGN_AND_NUMBER
-        if half & HALF_INFINITY == HALF_INFINITY:
-            whole |= INFINITY
-        into[k] = _float_of(whole) * factor
+def _widen(values, into, factor):  # type: ignore[no-untyped-def]
+    for start in range(0, len(values), BLOCK):
+        some, found = values[start : start + BLOCK], into[start : start + BLOCK]
+        bits = found.view(np.int32)
+        for k in range(len(some)):
+            half = np.int32(some[k])
+            # Widening to 32 bits copies the sign bit upwards; the mask removes the copies.
+            whole = (half << 13) & SIGN_AND_NUMBER
+            bits[k] = whole | INFINITY if half & HALF_INFINITY == HALF_INFINITY else whole
+        for k in range(len(some)):
+            found[k] *= factor
 
 
 def narrow(

@@ -29,14 +29,7 @@ from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
-from earmill.pipeline.formats.values import (
-    JOINED_BYTES,
-    Frames,
-    Int8Frames,
-    Values,
-    converted,
-    join,
-)
+from earmill.pipeline.formats.values import JOINED_BYTES, Frames, Values, converted, join, sliced
 from earmill.pipeline.storage.documents import Strict
 
 if TYPE_CHECKING:
@@ -122,10 +115,12 @@ class RunningMoments:
         self._sums, self._squares = [np.zeros(width)], [np.zeros(width)]
         self._low, self._high = np.full(width, np.inf), np.full(width, -np.inf)
 
-    def add(self, *rows: Values | Int8Frames) -> None:
-        """Add rows: (n_frames, width) each, float16, float32 or float64."""
-        starts = ((row, start) for row in rows for start in range(0, len(row), BLOCK_FRAMES))
-        blocks = (row[start : start + BLOCK_FRAMES] for row, start in starts)
+    def add(self, row: Values) -> None:
+        """Add a row: (n_frames, width), float16, float32 or float64."""
+        self.add_blocks(sliced(row, BLOCK_FRAMES))
+
+    def add_blocks(self, blocks: Iterable[Frames]) -> None:
+        """Add the blocks of some rows: BLOCK_FRAMES frames each, fewer at the end of a row."""
         for some in gathered(blocks, attrgetter("nbytes"), JOINED_BYTES):
             self._add(some)
 
@@ -171,7 +166,7 @@ def shard_moments(
         layout = layout_of(info)
         if has_statistics(info):
             summing = RunningMoments(info.width)
-            summing.add(*map(layout.frames_of, rows))
+            summing.add_blocks(b for row in rows for b in layout.frame_blocks(row, BLOCK_FRAMES))
             found[info.name] = summing.result().scaled(info.scale_factor).stored()
     return found
 

@@ -20,7 +20,6 @@ from earmill.pipeline.formats.stream_layout import layout_of
 
 if TYPE_CHECKING:
     from amtcore.features.stream_info import StreamInfo
-    from earmill.pipeline.formats.format import Encoding
 
 EXTRA_PREFIX = "extra_"
 ZSTD_LEVEL, FEW_ROWS = 3, 8
@@ -84,6 +83,14 @@ def columns_of(info: StreamInfo | Mapping[str, Any]) -> tuple[str, ...]:
     return (*layout.place_columns, *layout.value_columns)
 
 
+def fact_names(
+    columns: Iterable[str], streams: Iterable[StreamInfo | Mapping[str, Any]]
+) -> list[str]:
+    """Return the names of the provenance columns of a table of rows."""
+    others = {*BASE_TYPES, *(name for info in streams for name in columns_of(info))}
+    return [name for name in columns if name not in others and not name.startswith(EXTRA_PREFIX)]
+
+
 QUARANTINE_SCHEMA = pa.schema(
     [
         ("row_id", pa.string()),
@@ -137,14 +144,6 @@ def row_table(
     return pa.table(columns)
 
 
-def scalars_of(
-    rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], encoding: Encoding
-) -> pa.Table:
-    """Return the table of the rows; `encoding.scalars` is a table that was made already."""
-    made = encoding.scalars
-    return row_table(rows, streams, encoding.extra_types) if made is None else made
-
-
 def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict[str, pa.Array]:
     if types is None:
         types = extra_types(row.extra for row in rows)
@@ -163,10 +162,7 @@ def _extras(rows: Sequence[FeatureRow], types: Mapping[str, Any] | None) -> dict
 
 
 def quarantine_table(bad: Sequence[QuarantineRow]) -> pa.Table:
-    return pa.table(
-        {name: [getattr(row, name) for row in bad] for name in QUARANTINE_SCHEMA.names},
-        schema=QUARANTINE_SCHEMA,
-    )
+    return pa.Table.from_pylist([*map(vars, bad)], QUARANTINE_SCHEMA)
 
 
 def write_table(table: pa.Table, path: Path) -> Path:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,11 +30,12 @@ from earmill.pipeline.formats.values import (
     CLIP,
     INT8,
     SCALE_ROWS,
-    Int8Frames,
-    Values,
+    Frames,
     converted,
+    dequantised,
     pieces,
     read_frames,
+    sliced,
     stored_rows,
 )
 
@@ -69,6 +70,8 @@ class StreamLayout:
     scale_factor: float = 1.0
     columns: Sequence[str] = ()
 
+    #: Type of its stored rows in every job; empty if the dtype of the job decides.
+    only_dtype: ClassVar[str] = ""
     #: Names of the stored rows and of the columns.
     stored_rows: ClassVar[str] = "frames"
     columns_are: ClassVar[str] = "columns"
@@ -87,15 +90,15 @@ class StreamLayout:
 
     def stored_dtype(self, dtype: str) -> str:
         # A frame by itself, as of a whole clip, is smaller in float32 than with a scale.
-        return "float32" if dtype == INT8 else dtype
+        return self.only_dtype or ("float32" if dtype == INT8 else dtype)
 
     def stored_rows_in(self, seconds: float) -> int:
         """Estimate how many stored rows a clip will have."""
         return math.floor(seconds * self.frame_rate_hz) if self.frame_rate_hz else 1
 
-    def frames_of(self, row: FeatureRow) -> Values | Int8Frames:
-        """Return the frames of a row, without the stream's scale; slices of it are arrays."""
-        return row.streams[self.name]
+    def frame_blocks(self, row: FeatureRow, size: int) -> Iterator[Frames]:
+        """Return the frames of a row in blocks of `size` frames, without the stream's scale."""
+        return sliced(row.streams[self.name], size)
 
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
@@ -121,8 +124,9 @@ class StreamLayout:
         return attrs
 
     def time_attrs(self) -> dict[str, Any]:
-        """Return attributes that tell the time of a frame: xarray has no axis that starts anew."""
-        if not self.frame_rate_hz:
+        """Return attributes that tell the time of a frame: xarray has no axis that starts anew.
+        Stored rows that are not frames have no times."""
+        if self.row_counts or not self.frame_rate_hz:
             return {}
         return {
             "frame_rate_hz": self.frame_rate_hz,
@@ -152,7 +156,8 @@ class StreamLayout:
 
     def exact_dtype(self, dtype: str) -> str:
         """Return the smallest type that holds the values exactly, given the job's dtype."""
-        return "float32" if self.scale_factor != 1.0 else self.stored_dtype(dtype)
+        stored = self.stored_dtype(dtype)
+        return "float32" if self.scale_factor != 1.0 or stored == INT8 else stored
 
     def number_attrs(self) -> dict[str, str]:
         """Return field metadata on how numbers become values; empty if they are values."""
@@ -211,15 +216,13 @@ class ClipLayout(StreamLayout):
     """One row a clip, in float32. Named values, and one by itself, are columns of the table of rows
     as well; a row of hundreds of bands is not."""
 
+    only_dtype = "float32"
     card_note = "One row a clip: {streams}. The table of rows has their values too."
 
     @property
     def value_columns(self) -> tuple[str, ...]:
         names = self.columns or ["value"] * (self.width == 1)
         return tuple(f"{self.name}_{column}" for column in names)
-
-    def stored_dtype(self, dtype: str) -> str:
-        return "float32"
 
     def problem(self, row: FeatureRow) -> str | None:
         count = len(row.streams[self.name])
@@ -244,14 +247,13 @@ class ScaledLayout(StreamLayout):
 class ValueLayout(StreamLayout):
     """The values of scaled frames, in float32."""
 
-    def stored_dtype(self, dtype: str) -> str:
-        return "float32"
+    only_dtype = "float32"
 
 
 class Int8Layout(StreamLayout):
     """Frames in int8: stored rows are numbers and scales, and the frames of each clip are known."""
 
-    stored_rows = "int8 rows"
+    only_dtype, stored_rows = INT8, "int8 rows"
     row_counts = ("n_steps",)
     card_note = (
         "In int8 with a scale for each column of a block: {streams}. Stored rows are blocks of 2 "
@@ -259,9 +261,6 @@ class Int8Layout(StreamLayout):
         "of a clip, `<stream>_n_steps` its frames. A scale is a bfloat16, low byte in the first "
         "row, high byte in the second; a value is int8 times scale. `open_features` gives float32."
     )
-
-    def stored_dtype(self, dtype: str) -> str:
-        return INT8
 
     @property
     def field_text(self) -> str:
@@ -277,8 +276,8 @@ class Int8Layout(StreamLayout):
             return None
         return f"expected {wanted} rows in int8 for {n_frames} frames, got {n_stored}"
 
-    def frames_of(self, row: FeatureRow) -> Int8Frames:
-        return Int8Frames(row.streams[self.name], row.steps[self.name])
+    def frame_blocks(self, row: FeatureRow, size: int) -> Iterator[Frames]:
+        return map(dequantised, sliced(row.streams[self.name], stored_rows(size)))
 
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
@@ -286,9 +285,6 @@ class Int8Layout(StreamLayout):
         table = partial(self._table, read)
         found = read_frames(table, n_stored=n_stored, n_frames=n_frames, span=span)
         return found.astype(dtype, copy=False)
-
-    def exact_dtype(self, dtype: str) -> str:
-        return "float32"
 
     def number_attrs(self) -> dict[str, str]:
         return {
@@ -300,14 +296,12 @@ class Int8Layout(StreamLayout):
     def value_attrs(self) -> dict[str, Any]:
         return {"long_name": f"{self.model} {self.name}, {self.field_text}"}
 
-    def time_attrs(self) -> dict[str, Any]:
-        return {}
-
 
 class EventLayout(StreamLayout):
     """Events: a stored row for each step in which a neuron fired, and the steps of each clip."""
 
-    stored_rows, columns_are, axis = "events", "neurons", "channel"
+    only_dtype, stored_rows = EVENT_DTYPE, "events"
+    columns_are, axis = "neurons", "channel"
     row_counts = ("n_steps",)
     croissant_type = "sc:Integer"
     card_note = (
@@ -319,9 +313,6 @@ class EventLayout(StreamLayout):
     @property
     def stored_width(self) -> int:
         return len(EVENT_COLUMNS)
-
-    def stored_dtype(self, dtype: str) -> str:
-        return EVENT_DTYPE
 
     @property
     def field_text(self) -> str:
@@ -384,9 +375,6 @@ class EventLayout(StreamLayout):
                 "the file holds others: run `earmill verify`"
             )
         return SpikeEvents(frame, channel, count, span[0], span[1] - span[0], self.width)
-
-    def time_attrs(self) -> dict[str, Any]:
-        return {}
 
     def value_attrs(self) -> dict[str, Any]:
         return {"long_name": f"{self.model} {self.name} events", "columns": list(EVENT_COLUMNS)}

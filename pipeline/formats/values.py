@@ -136,14 +136,16 @@ class Spilled:
 Values = Frames | Spilled
 
 
+def sliced(values: Values, size: int) -> Iterator[Frames]:
+    """Return the values in blocks of `size` rows; the last block may have fewer."""
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
 def pieces(values: Values) -> Iterator[Frames]:
-    """Yield the values in blocks: an array whole, a file in pieces of `PIECE_BYTES`."""
+    """Return the values in blocks: an array whole, a file in pieces of `PIECE_BYTES`."""
     if not isinstance(values, Spilled):
-        yield values
-        return
-    step = max(1, PIECE_BYTES // max(1, values.shape[1] * values.dtype.itemsize))
-    for start in range(0, len(values), step):
-        yield values[start : start + step]
+        return iter([values])
+    return sliced(values, max(1, PIECE_BYTES // max(1, values.shape[1] * values.dtype.itemsize)))
 
 
 def join(blocks: Sequence[Frames]) -> Frames:
@@ -368,22 +370,3 @@ def read_frames(
     start = begin * BLOCK_FRAMES
     # A copy, which may be written to and does not keep all frames in memory.
     return frames if len(frames) == last - first else frames[first - start : last - start].copy()
-
-
-class Int8Frames:
-    """The frames of a clip that is stored in int8; slices are decoded when they are taken."""
-
-    def __init__(self, rows: Values, n_frames: int) -> None:
-        self._rows, self._n_frames = rows, n_frames
-
-    def __len__(self) -> int:
-        return self._n_frames
-
-    def __getitem__(self, frames: slice) -> Float32Frames:
-        first, last, _ = frames.indices(self._n_frames)
-        return read_frames(
-            lambda start, stop: np.asarray(self._rows[start:stop]),
-            n_stored=len(self._rows),
-            n_frames=self._n_frames,
-            span=(first, max(first, last)),
-        )

@@ -35,7 +35,7 @@ from earmill.pipeline.formats.block_cache import (
 )
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.format import Encoding, Format, Promise, refused
-from earmill.pipeline.formats.row_table import scalars_of
+from earmill.pipeline.formats.row_table import row_table
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import StreamLayout, in_values, layout_of
 from earmill.pipeline.formats.values import pieces
@@ -109,7 +109,7 @@ class WebDatasetFormat(Format):
         described = [in_values(info) for info in streams]
         scales = {info.name: info.scale_factor for info in described if info.scale_factor != 1.0}
         more = {"scale_factor": scales} if scales else {}
-        scalars = scalars_of(rows, streams, encoding)
+        scalars = row_table(rows, streams, encoding.extra_types)
         layouts = [layout_of(info) for info in streams]
         dtypes = {each.name: each.in_values().stored_dtype(encoding.dtype) for each in layouts}
         about = {
@@ -245,21 +245,17 @@ class TarShard:
         if span.row >= len(rows) or rows[span.row].key != key_of(span.row_id):
             there = row_id_of(rows[span.row].key) if span.row < len(rows) else None
             raise other_row(self._rel, span, there)
-        key = (self._rel, stream, span.row)
-        kept = self._cache.get(key)
-        if kept is None:
-            npy = self._contents.npy(rows[span.row], stream, *self._promise.columns[stream])
-            if npy.frames > self._promise.frames[stream]:
-                raise outside(self._rel, stream, self._promise.frames[stream], npy.frames)
-            # The part of a row that is too large to keep is read alone.
-            if npy.frames * npy.width * npy.dtype.itemsize > HELD_BYTES:
-                if span.last > npy.frames:
-                    raise outside(self._rel, stream, span.last, npy.frames)
-                return self._frames(npy, span.first, span.last)
-            kept = self._cache.put(key, (self._frames(npy, 0, npy.frames),))
-        (values,) = kept
-        if span.last > len(values):
-            raise outside(self._rel, stream, span.last, len(values))
+        npy = self._contents.npy(rows[span.row], stream, *self._promise.columns[stream])
+        if npy.frames > self._promise.frames[stream]:
+            raise outside(self._rel, stream, self._promise.frames[stream], npy.frames)
+        if span.last > npy.frames:
+            raise outside(self._rel, stream, span.last, npy.frames)
+        # The part of a row that is too large to keep is read alone.
+        if npy.frames * npy.width * npy.dtype.itemsize > HELD_BYTES:
+            return self._frames(npy, span.first, span.last)
+        (values,) = self._cache.loaded(
+            (self._rel, stream, span.row), lambda: (self._frames(npy, 0, npy.frames),)
+        )
         return values[span.first : span.last].copy()
 
     def close(self) -> None:

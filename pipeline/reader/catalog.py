@@ -42,19 +42,11 @@ from earmill.pipeline.dataset.snapshot import (
     read_snapshot,
 )
 from earmill.pipeline.formats.block_cache import FrameSpan
-from earmill.pipeline.formats.format import (
-    Format,
-    Promise,
-    chosen,
-    explain_damage,
-    format_of,
-)
+from earmill.pipeline.formats.format import Format, Promise, chosen, explain_damage, format_of
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
 from earmill.pipeline.formats.parquet.format import row_groups
 from earmill.pipeline.formats.row_table import (
-    BASE_TYPES,
     EXTRA_PREFIX,
-    FACT_TYPES,
     VARIANT_COLUMNS,
     columns_of,
     quarantine_table,
@@ -76,7 +68,8 @@ SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
 def check_rows(layout: Layout, table: pa.Table, streams: Mapping[str, StreamInfo]) -> None:
     """Refuse a table in which a row has no name, valid shard or place; reading checks its end."""
-    places = ("row", *_place_names(streams))
+    layouts = map(layout_of, streams.values())
+    places = ["row", *(column for layout in layouts for column in layout.place_columns)]
     kinds = {name: pa.types.is_integer for name in places}
     kinds |= {"row_id": pa.types.is_string, "shard": pa.types.is_string}
     kinds |= {"seconds": pa.types.is_floating}
@@ -114,31 +107,12 @@ def good_rows(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
 def shown_columns(table: pa.Table, streams: Mapping[str, StreamInfo]) -> pa.Table:
     extras = sorted(filter(is_extra, table.column_names))
     variants = [name for name in VARIANT_COLUMNS if name in table.column_names]
-    return table.select([*SHOWN, *variants, *_columns(streams), *extras])
-
-
-def fact_names(table: pa.Table, streams: Mapping[str, StreamInfo]) -> list[str]:
-    """Return the names of the provenance columns of a table of rows."""
-    places = set(_columns(streams))
-    return [
-        name
-        for name in table.column_names
-        if name in FACT_TYPES or not (name in BASE_TYPES or name in places or is_extra(name))
-    ]
-
-
-def _columns(streams: Mapping[str, StreamInfo]) -> list[str]:
-    """Return the columns that belong to streams."""
-    return [column for info in streams.values() for column in columns_of(info)]
+    of_streams = [column for info in streams.values() for column in columns_of(info)]
+    return table.select([*SHOWN, *variants, *of_streams, *extras])
 
 
 def is_extra(name: str) -> bool:
     return name.startswith(EXTRA_PREFIX)
-
-
-def _place_names(streams: Mapping[str, StreamInfo]) -> list[str]:
-    """Return the columns that say where the frames of each stream lie."""
-    return [column for info in streams.values() for column in layout_of(info).place_columns]
 
 
 DTYPES, STORED = ("float16", "float32", "float64"), "stored"
@@ -152,10 +126,11 @@ class Catalog:
     streams: Mapping[str, StreamInfo]
     formats: tuple[str, ...]
     dtype: str  # Type of the stored frames, as the job sets it. Events are int32.
-    # One line for each good row: identity, seconds, shard, row, `<stream>_start` and
-    # `<stream>_n_frames` (for events and int8 also `<stream>_n_steps`), and the columns of the
-    # source as `extra_<name>`; for streams with one row a clip its values.
+    # One line for each good row: identity, seconds, shard, row, and the columns of the source as
+    # `extra_<name>`. Each stream has `<stream>_start` and `<stream>_n_frames`. Events and int8 also
+    # have `<stream>_n_steps`, and streams with one row a clip have their values.
     table: pa.Table
+    all_rows: pa.Table  # All good rows; `table` may be a choice of them.
     # By shard, as far as they were read.
     records: dict[str, CommitRecord] = field(default_factory=dict)
     # The commits from which the index was made; empty if the dataset names none.
@@ -166,17 +141,13 @@ class Catalog:
     additions: Mapping[str, OutFile] = field(default_factory=dict)
     outdated: Sequence[str] = ()  # Names of sets beside earlier rows.
     finished: bool = True  # False: the job has not finished; these are the shards it committed.
-    # All good rows, and the expression that chose `table` out of them.
-    all_rows: pa.Table | None = field(default=None, repr=False)
-    chosen_by: str = ""
+    chosen_by: str = ""  # The expressions that chose `table` out of all rows.
 
     def where(self, expression: pc.Expression) -> Catalog:
         """Return the catalog of the rows that an expression over `table` selects."""
         table = filtered(self.table, expression)
         by = f"{self.chosen_by}{expression};"
-        return replace(
-            self, table=table.combine_chunks(), moments={}, all_rows=self._every_row, chosen_by=by
-        )
+        return replace(self, table=table.combine_chunks(), moments={}, chosen_by=by)
 
     def record(self, layout: Layout, shard: str) -> CommitRecord:
         """Return the commit record of a shard; refuse one of another dataset or index."""
@@ -209,16 +180,12 @@ class Catalog:
             )
         promise = promise_of(record, self.streams, self.dtype, fmt)
         if self.refs:
-            promise = replace(promise, said=self._every_row.slice(*self._rows_at[shard]))
+            promise = replace(promise, said=self.all_rows.slice(*self._rows_at[shard]))
         return paths.data_path(shard, record.attempt, fmt.suffix), promise
-
-    @property
-    def _every_row(self) -> pa.Table:
-        return self.table if self.all_rows is None else self.all_rows
 
     @cached_property
     def _rows_at(self) -> dict[str, tuple[int, int]]:
-        names, counts = _counted(self._every_row)
+        names, counts = _counted(self.all_rows)
         firsts = np.cumsum(counts) - counts
         return dict(zip(names, zip(firsts.tolist(), counts.tolist(), strict=True), strict=True))
 
@@ -371,13 +338,14 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     # The bytes of an index of millions of rows are not kept while its columns are joined.
     del index, content
     check_rows(layout, table, streams)
-    output = dataset.spec["output"]
+    table, output = table.combine_chunks(), dataset.spec["output"]
     return Catalog(
         dataset=dataset,
         streams=streams,
         formats=tuple(output["formats"]),
         dtype=output["dtype"],
-        table=table.combine_chunks(),
+        table=table,
+        all_rows=table,
         records=records,
         refs=refs,
         moments=moments,

@@ -15,7 +15,6 @@ import weakref
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,23 +34,12 @@ from earmill.pipeline.formats.block_cache import (
     Piece,
     ShardReader,
 )
-from earmill.pipeline.formats.format import (
-    Promise,
-    explain_damage,
-    format_of,
-    is_as_committed,
-)
+from earmill.pipeline.formats.format import Promise, explain_damage, format_of, is_as_committed
 from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
-from earmill.pipeline.formats.row_table import EXTRA_PREFIX
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX, fact_names
 from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import framed
-from earmill.pipeline.reader.catalog import (
-    Catalog,
-    RowLocations,
-    fact_names,
-    is_extra,
-    read_quarantine,
-)
+from earmill.pipeline.reader.catalog import Catalog, RowLocations, is_extra, read_quarantine
 from earmill.pipeline.reader.read_ahead import LOCAL, REMOTE, Needed, ReadAhead, Wanted
 from earmill.pipeline.storage.documents import read_table
 from earmill.pipeline.storage.layout import Layout
@@ -87,7 +75,8 @@ class ProcessHandles:
         self.cache = BlockCache(cache_bytes, self.counts)
         # Path and content of the table of rows that was read last.
         self.rows: tuple[str, pa.Table] = ("", pa.table({}))
-        self.ahead: ReadAhead | None = None  # Made when rows are named.
+        pace = LOCAL if layout.is_local else REMOTE
+        self.ahead = ReadAhead(self.needed, places.shard, places.nbytes, self.cache, pace)
         self._catalog, self._places, self._format = catalog, places, format
         # By shard: path of the feature file, and what its commit states.
         self._files: dict[str, tuple[str, Promise]] = {}
@@ -126,7 +115,6 @@ class ProcessHandles:
                 self._close(done[0])
             self._being_opened.add(shard)
         try:
-            promise = replace(promise, reads=tuple(self._places.layouts))
             reader = format_of(self._format).open(self.layout, rel, promise, self.cache)
             with self._changed:
                 self._open[shard] = reader
@@ -150,16 +138,9 @@ class ProcessHandles:
             for name, span in self._places.known_ahead(wanted).items():
                 yield reader, name, reader.blocks(name, span)
 
-    def prepare(self, position: int, pool: Executor) -> None:
-        """Open the shard of a row that is read soon, and fetch what locates its blocks."""
-        reader = self.reader(self._places.shard(position), ahead=True)
-        if isinstance(reader, BlockReader):
-            reader.prepare(self._places.layouts, pool)
-
     def close(self) -> None:
         """Stop reading ahead, close all shards and clear the cache."""
-        if self.ahead is not None:
-            self.ahead.close()
+        self.ahead.close()
         # No lock is taken: after a fork, another process may hold it for ever.
         self._closed = True
         for shard in [*self._open]:
@@ -330,7 +311,7 @@ class Features(FeatureSet):
         for position in range(len(self)):
             if position == due:
                 rows = range(position, min(len(self), position + READ_AHEAD_ROWS))
-                due += self._ahead().want(rows, in_order=True)
+                due += self._here().ahead.want(rows, in_order=True)
             yield self[position]
 
     def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
@@ -345,16 +326,7 @@ class Features(FeatureSet):
             spans_s: Span of each row, (start, stop) in s, or None for the whole row. Streams of
                 events and int8 frames are not read ahead in spans.
         """
-        self._ahead().want([self._position(row) for row in rows], spans_s)
-
-    def _ahead(self) -> ReadAhead:
-        process, places = self._here(), self._places
-        if process.ahead is None:
-            pace = LOCAL if process.layout.is_local else REMOTE
-            process.ahead = ReadAhead(
-                process.needed, process.prepare, places.shard, places.nbytes, process.cache, pace
-            )
-        return process.ahead
+        self._here().ahead.want([self._position(row) for row in rows], spans_s)
 
     def index_of(self, row_id: str) -> int:
         """Return the position of a row id.
@@ -387,8 +359,7 @@ class Features(FeatureSet):
                     f"{row_id!r}), got {start_s} to {stop_s}"
                 )
             span_s = start_s, seconds if stop_s == math.inf else stop_s
-        if process.ahead is not None:
-            process.ahead.settle(index)
+        process.ahead.settle(index)
         frames, features = places.frames(index, span_s), {}
         with process.lock:
             shard = places.shard(index)
@@ -443,7 +414,7 @@ class Features(FeatureSet):
             if process.rows[0] != path:
                 process.rows = (path, read_table(process.layout, path))
             table = process.rows[1]
-        names = fact_names(table, self._catalog.streams)
+        names = fact_names(table.column_names, self._catalog.streams.values())
         row, row_id = int(self._places.rows[position]), self._places.cell("row_id", position)
         found = table.select(["row_id", *names]).slice(row, 1).to_pylist()
         if not found or found[0].pop("row_id") != row_id:

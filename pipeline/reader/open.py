@@ -13,7 +13,7 @@ import numpy as np
 
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.snapshot import Which, find_snapshot, outdated_text
-from earmill.pipeline.reader.catalog import load_catalog
+from earmill.pipeline.reader.catalog import Catalog, load_catalog
 from earmill.pipeline.reader.combined import ConcatenatedFeatures, JoinedFeatures
 from earmill.pipeline.reader.features import Features
 from earmill.pipeline.storage.layout import Layout
@@ -104,6 +104,7 @@ def open_features(
         before = open_features("s3://bucket/features", snapshot="2026-05-01")
     """
     options = dict(storage_options or {})
+    _check_bytes("cache_bytes", cache_bytes)
     _check_bytes("local_cache_bytes", local_cache_bytes)
     cache_place = None
     if local_cache is not None:
@@ -115,13 +116,7 @@ def open_features(
         # Absolute, here and for local sets: a worker may start in another folder.
         cache_place = Path(text).expanduser().absolute(), int(min(local_cache_bytes, NO_LIMIT))
 
-    def open_set(
-        place: Uri,
-        which: Which | None,
-        names: Sequence[str] | None,
-        dtypes: Mapping[str, np.dtype] | str | None = dtype,
-    ) -> Features:
-        _check_bytes("cache_bytes", cache_bytes)
+    def load(place: Uri, which: Which | None) -> tuple[str, Catalog]:
         if not isinstance(place, str | os.PathLike) or not os.fspath(place):
             raise TypeError(f"expected a path or a URI of a feature set, got {place!r}")
         layout = Layout.open(os.fspath(place), options)
@@ -133,9 +128,17 @@ def open_features(
                 "`earmill inspect` shows how far it is"
             )
             warnings.warn(text, stacklevel=3)
+        return layout.url() if layout.is_local else os.fspath(place), catalog
+
+    def open_set(
+        place: str,
+        catalog: Catalog,
+        names: Sequence[str] | None,
+        dtypes: Mapping[str, np.dtype] | str | None = dtype,
+    ) -> Features:
         chosen = catalog.choose_streams(names)
         return Features(
-            layout.url() if layout.is_local else os.fspath(place),
+            place,
             catalog,
             format=catalog.choose_format(format),
             streams=chosen,
@@ -148,47 +151,44 @@ def open_features(
     if additions:
         if isinstance(uri, list | tuple):
             raise ValueError("expected one place to read with its additions, got a list of places")
-        layout = Layout.open(os.fspath(uri), options)
-        catalog = load_catalog(layout, snapshot)
-        places: dict[str, tuple[Uri, Which | None]] = {"": (uri, snapshot)}
-        known: dict[str, Sequence[str]] = {"": tuple(catalog.streams)}
+        loaded = {"": load(uri, snapshot)}
+        _, catalog = loaded[""]
         if catalog.outdated:
-            warnings.warn(outdated_text(catalog.outdated, layout.url()), stacklevel=2)
+            where = Layout.open(os.fspath(uri), options).url()
+            warnings.warn(outdated_text(catalog.outdated, where), stacklevel=2)
         for name, file in catalog.additions.items():
             place = f"{os.fspath(uri).rstrip('/')}/{addition_path(name)}"
             stem = PurePosixPath(file.path).stem
             there = Layout.open(place, options)
             if find_snapshot(there, stem).snapshot.sha256 != file.sha256:
                 raise CommitError(f"{there.url()}: snapshot {stem} is another than the one added")
-            places[name], known[name] = (place, stem), tuple(load_catalog(there, stem).streams)
-        # The name here of each stream of each set.
-        names: dict[str, dict[str, str]] = {}
+            loaded[name] = load(place, stem)
+        # For each set, the streams that are read and their names here.
+        named: dict[str, dict[str, str]] = {}
         called = list[str]()
-        for key, of_set in known.items():
-            names[key] = {each: f"{key}.{each}" if each in called else each for each in of_set}
-            called += names[key].values()
+        for key, (_, of_set) in loaded.items():
+            here = {k: f"{key}.{k}" if k in called else k for k in of_set.streams}
+            called += here.values()
+            named[key] = {k: v for k, v in here.items() if streams is None or v in streams}
         if streams is not None and (not streams or set(streams) - set(called)):
             raise ValueError(f"expected streams out of {called}, got {list(streams)}")
-        wanted = {
-            key: {name: each for name, each in here.items() if streams is None or each in streams}
-            for key, here in names.items()
-        }
-        chosen = {key: here for key, here in wanted.items() if here}
-        joined = [open_set(*places[key], list(here)) for key, here in chosen.items()]
-        return JoinedFeatures(joined, list(chosen.values()))
+        read = {key: here for key, here in named.items() if here}
+        joined = [open_set(*loaded[key], list(here)) for key, here in read.items()]
+        return JoinedFeatures(joined, list(read.values()))
     if isinstance(uri, str | os.PathLike):
-        return open_set(uri, snapshot, streams)
+        return open_set(*load(uri, snapshot), streams)
     if not isinstance(uri, list | tuple):
         raise TypeError(
             f"expected the place of a feature set, or a list of places, got {uri!r}; "
             'open_features("features")'
         )
-    sets = [open_set(place, snapshot, streams) for place in uri]
+    places = [load(place, snapshot) for place in uri]
+    sets = [open_set(*each, streams) for each in places]
     if any(each.dtypes != sets[0].dtypes for each in sets):
         of_sets = [each.dtypes for each in sets]
         # `ConcatenatedFeatures` refuses sets that lack a stream.
         widest = {k: np.result_type(*(of[k] for of in of_sets if k in of)) for k in of_sets[0]}
-        sets = [open_set(place, snapshot, streams, widest) for place in uri]
+        sets = [open_set(*each, streams, widest) for each in places]
     return ConcatenatedFeatures(sets)
 
 

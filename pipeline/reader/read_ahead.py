@@ -3,18 +3,16 @@
 The consumer names the next rows; each call moves the window on. Bytes in flight are bounded. Errors
 are dropped here, because the row is read in any case. Blocks of a local disk come as fast alone, so
 rows are taken a few at a time. A request to a remote store costs a round trip, so rows are taken by
-the quarter of a window, and shards as a whole if they fit. Shards are opened before their rows are
-in the window, because opening takes two to three round trips.
+the quarter of a window, and shards as a whole if they fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -36,9 +34,7 @@ class ReadAheadPolicy:
     planners: int  # Threads that turn rows into requests; 0 uses the threads that fetch.
     max_bytes: int  # Decoded bytes of the window; the cache of a set bounds it further.
     rows_at_once: int | None  # Rows whose blocks are requested together; None for a shard's rows.
-    requests_at_once: int  # Requests that a thread takes together.
     share: float  # New rows are requested if less than this share of the window is in flight.
-    shards_ahead: int  # Shards after the window that are opened.
 
 
 # Decoding releases the GIL, so two threads keep up with the thread that returns rows. Requests wait
@@ -48,43 +44,36 @@ LOCAL = ReadAheadPolicy(
     planners=0,
     max_bytes=64 * 2**20,
     rows_at_once=8,
-    requests_at_once=4,
     share=1.0,
-    shards_ahead=0,
 )
 REMOTE = ReadAheadPolicy(
     threads=16,
     planners=8,
     max_bytes=192 * 2**20,
     rows_at_once=None,
-    requests_at_once=1,
     share=0.75,
-    shards_ahead=4,
 )
 # Shares of the cache that the window may take.
 SHARE, IN_ORDER_SHARE = 0.5, 0.75
-# Threads for small requests, and rows that are searched for the next shards.
-FIRST_REQUESTS, ROWS_LOOKED_AT = 8, 64
-# A reader in order names rows again after this share of the window, or after `MAX_STEP` rows: going
+FIRST_REQUESTS = 8  # Threads for small requests.
+# A reader in order names rows again after this share of the window, or after `MAX_STEP` rows. Going
 # through all rows ahead takes as long as reading one row.
 STEP_SHARE, MAX_STEP = 0.125, 64
 
 
 class ReadAhead:
-    """Prefetch of blocks for one consumer. `needed` yields the blocks of a row; `prepare` opens the
-    shard of a row that is read soon; `nbytes` returns the decoded bytes of rows or spans."""
+    """Prefetch of blocks for one consumer. `needed` yields the blocks of a row. `nbytes` returns
+    the decoded bytes of rows or spans."""
 
     def __init__(
         self,
         needed: Callable[[Wanted], Iterator[Needed]],
-        prepare: Callable[[int, Executor], object],
         shard_of: Callable[[int], Any],
         nbytes: Callable[[Sequence[int], Spans | None], np.ndarray],
         cache: BlockCache,
         pace: ReadAheadPolicy,
     ) -> None:
-        self._needed, self._prepare = needed, prepare
-        self._shard_of, self._nbytes = shard_of, nbytes
+        self._needed, self._shard_of, self._nbytes = needed, shard_of, nbytes
         self._cache, self._pace = cache, pace
         self._pool = ThreadPoolExecutor(pace.threads, "read-ahead")
         self._planners = self._pool
@@ -95,8 +84,6 @@ class ReadAhead:
         self._lock = Lock()
         self._asked: set[Wanted] = set()
         self._plans: dict[int, Future[None]] = {}  # Rows for which requests are being made.
-        # Shards that were opened before their rows were in the window.
-        self._prepared: set[Any] = set()
 
     def want(
         self, rows: Sequence[int], spans: Spans | None = None, *, in_order: bool = False
@@ -127,8 +114,6 @@ class ReadAhead:
             parts.setdefault(shard, []).append(row)
         for part in parts.values():
             self._submit_plan(part)
-        if self._pace.shards_ahead:
-            self._prepare_next(rows[count:])
         step = int(np.searchsorted(ends, STEP_SHARE * most, "right"))
         return min(max(1, step), MAX_STEP)
 
@@ -162,19 +147,6 @@ class ReadAhead:
         cut = {*rows[begin:count]}
         begun = any(row in cut for row, _ in self._asked)
         return count if begun else begin
-
-    def _prepare_next(self, rows: Sequence[int]) -> None:
-        """Open the shards of rows after the window, so that their rows need not wait for it."""
-        soon: dict[Any, int] = {}
-        # Only some rows are looked at, because this runs after every few rows that are read.
-        for row in rows[:: 1 + len(rows) // ROWS_LOOKED_AT]:
-            if len(soon) < self._pace.shards_ahead:
-                soon.setdefault(self._shard_of(row), row)
-        new = [row for shard, row in soon.items() if shard not in self._prepared]
-        self._prepared = {*soon}
-        with suppress(RuntimeError):  # closed
-            for row in new:
-                self._planners.submit(self._prepare, row, self._first)
 
     def _submit_plan(self, rows: Sequence[Wanted]) -> None:
         def done(future: Future[None]) -> None:
@@ -211,23 +183,16 @@ class ReadAhead:
         """Fetch claimed blocks; every claim is released in any case."""
         left: set[BlockKey] = {(reader.rel, *block) for block in blocks}
         try:
-            requests = reader.requests(blocks, self._first)
-            while runs := [*islice(requests, self._pace.requests_at_once)]:
-                keys: list[BlockKey] = [(reader.rel, *block) for run in runs for block in run]
+            for run in reader.requests(blocks, self._first):
+                keys: list[BlockKey] = [(reader.rel, *block) for block in run]
                 try:
-                    future = self._pool.submit(_fetch, reader, runs)
+                    future = self._pool.submit(reader.load, run)
                 except RuntimeError:  # closed
                     break
                 left.difference_update(keys)
                 future.add_done_callback(partial(_release, self._cache, keys))
         finally:
             self._cache.release(left)
-
-
-def _fetch(reader: BlockReader, runs: Sequence[Sequence[Block]]) -> None:
-    for run in runs:
-        with suppress(Exception):
-            reader.load(run)
 
 
 def _release(cache: BlockCache, keys: Sequence[BlockKey], _: Future[None]) -> None:

@@ -17,8 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from earmill.pipeline.common.redact import has_secrets
 
-SECTION = re.compile(r"^(Args|Attributes):$")
-ENTRY = re.compile(r"^    (\w+): (.*)$")
+ENTRY = re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.MULTILINE)
 
 
 def argument_texts(docstring: str | None) -> dict[str, str]:
@@ -28,17 +27,9 @@ def argument_texts(docstring: str | None) -> dict[str, str]:
         >>> argument_texts("A row.\\n\\n    Args:\\n        uri: where\\n            it is.\\n")
         {'uri': 'where it is.'}
     """
-    found: dict[str, str] = {}
-    inside, last = False, ""
-    for line in inspect.cleandoc(docstring or "").splitlines():
-        if not line.startswith(" "):
-            inside = bool(SECTION.match(line)) or (inside and not line)
-        elif inside and (entry := ENTRY.match(line)):
-            last = entry[1]
-            found[last] = entry[2].strip()
-        elif inside and last:
-            found[last] += " " + line.strip()
-    return found
+    _, _, section = inspect.cleandoc(docstring or "").partition("\nArgs:\n")
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
+    return {name: " ".join(text.split()) for name, text in ENTRY.findall(section)}
 
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -66,17 +57,17 @@ class SpecModel(BaseModel):
         """Refuse true and false for a number: pydantic takes them for 1 and 0."""
         values = value if isinstance(value, list | tuple) else [value]
         if truth := [each for each in values if isinstance(each, bool)]:
-            kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
+            kinds = set(types_in(cls.model_fields[str(info.field_name)].annotation))
             if kinds & {int, float} and bool not in kinds:
                 raise ValueError(f"expected a number, got {str(truth[0]).lower()}")
         return value
 
 
-def _kinds(annotation: Any) -> Iterator[Any]:
+def types_in(annotation: Any) -> Iterator[Any]:
     """Yield the types inside an annotation."""
     yield annotation
     for argument in get_args(annotation):
-        yield from _kinds(argument)
+        yield from types_in(argument)
 
 
 def plain_uri(value: str) -> str:

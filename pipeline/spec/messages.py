@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from earmill.pipeline.common.text import alternatives, cut, nearest
+from earmill.pipeline.spec import types_in
 from earmill.pipeline.spec.source import KIND_ERROR, SourceSection, section_for
 
 SECRET_KEY = "storage_options"
@@ -97,16 +98,10 @@ def _child(node: Node, key: str, value: Any) -> Node:
     """Return the model of a key; the value decides the section of a source."""
     if node is None or key not in node.model_fields:
         return None
-    models = _models_in(node.model_fields[key].annotation)
-    if models and models[0] is SourceSection:
-        return section_for(value)
-    return models[0] if models else None
-
-
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+    for kind in types_in(node.model_fields[key].annotation):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return section_for(value) if kind is SourceSection else kind
+    return None
 
 
 NAMED = 5

@@ -12,8 +12,10 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import BINAURAL, EARS
@@ -46,15 +48,8 @@ class Description:
     def of(cls, extractor: Extractor) -> Description:
         return cls(**{field.name: getattr(extractor, field.name) for field in fields(cls)})
 
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self) | {"streams": [info.to_dict() for info in self.streams]}
 
-    @classmethod
-    def from_dict(cls, values: Any) -> Description:
-        """Return the description of `to_dict`; TypeError, KeyError or ValueError if invalid."""
-        streams = tuple(StreamInfo.from_dict(each) for each in values["streams"])
-        channels, memory = tuple(values["input_channels"]), values["memory_s"]
-        return cls(values["fs_hz"], channels, streams, memory, values["grid_s"])
+_JSON = TypeAdapter(Description)
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
     _check_together(spec, described)
     for key, entry, description in zip(_keys(spec), spec.extract, described, strict=True):
         if key is not None and not get_model(entry.model).names_code and _cached(key) is None:
-            keep(_KIND, key, description.to_dict())
+            keep(_KIND, key, asdict(description))
     return extractors
 
 
@@ -206,8 +201,7 @@ def _keys(spec: JobSpec) -> list[str | None]:
 
 
 def _cached(key: str | None) -> Description | None:
-    values = None if key is None else read_kept(_KIND, key)
     try:
-        return Description.from_dict(values)
-    except (TypeError, KeyError, ValueError):
+        return None if key is None else _JSON.validate_python(read_kept(_KIND, key))
+    except ValidationError:
         return None

@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
 from typing import Any
 
 from pydantic import BaseModel
 
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import FORMATS, SOURCES
-from earmill.pipeline.spec import argument_texts
 from earmill.pipeline.spec.job import (
     AudioSpec,
     CalibrationSpec,
@@ -164,6 +162,7 @@ def type_text(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 
 def _stream_options() -> list[str]:
     from amtcore.features.feature_model import DEFAULT_FRAME_RATE_HZ, DEFAULT_POOL
+    from amtcore.features.parameters import parameters_of
     from amtcore.features.spike_encoder import SpikeOptions
 
     of_frames = [
@@ -189,17 +188,14 @@ def _stream_options() -> list[str]:
             "Unit of the stored loudness.",
         ),
     ]
-    words = {"str": "text", "float": "number", "int": "whole number", "None": "null"}
-    words["Numbers"] = "number or list of numbers"
-    meanings = argument_texts(SpikeOptions.__doc__)
     of_events = [
         (
-            f"`{field.name}`",
-            " or ".join(words.get(part, part) for part in str(field.type).split(" | ")),
-            "required" if field.default is MISSING else f"`{json.dumps(field.default)}`",
-            meanings[field.name],
+            f"`{each.name}`",
+            each.type_text.replace("list of number", "list of numbers"),
+            "required" if each.required else f"`{json.dumps(each.default)}`",
+            each.doc,
         )
-        for field in fields(SpikeOptions)
+        for each in parameters_of(SpikeOptions).values()
     ]
     return [
         table(("key", "of streams", "type", "default", "meaning"), of_frames),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import os
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from earmill.pipeline.common import errors
-from earmill.pipeline.common.byte_streams import SeekableFile, open_descriptor
+from earmill.pipeline.common.byte_streams import SeekableFile
 from earmill.pipeline.common.extension_points import ExtensionPoint
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.storage.backend import Backend, Entry
@@ -41,9 +40,6 @@ STORES = ExtensionPoint("earmill.stores", "store")
 FILES_AT_ONCE = 4
 # Bytes that a request fetches of a remote file that is read from front to back.
 READ_AHEAD_BYTES = 4 << 20
-# Memory that each thread reuses for bytes that are decoded at once; new memory would cost more.
-SCRATCH_BYTES = 8 * 2**20
-_scratch = threading.local()
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,16 +206,14 @@ class Layout:
         if self.is_local:
             self.upload_file(local, rel)
             return
+
+        def upload(name: str) -> None:
+            self.upload_file(f"{local}/{name}", f"{rel}/{name}")
+
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            uploads = [
-                pool.submit(self.upload_file, f"{local}/{name}", f"{rel}/{name}")
-                for name in files_below(local)
-            ]
-            try:
-                for upload in uploads:
-                    upload.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+            # After an error, `map` cancels the uploads that have not begun.
+            for _ in pool.map(upload, files_below(local)):
+                pass
 
     @store_call("written", None)
     def settle(self, names: Sequence[str]) -> None:
@@ -269,16 +263,14 @@ class _RemoteFile(SeekableFile):
 
 
 class StoredFile:
-    """A committed file with its size and hash. A local file is read by plain system calls: a memory
-    map would end the reader by a signal if another process cut the file short."""
+    """A committed file with its size and hash. It is read by plain calls: a memory map would end
+    the reader by a signal if another process cut a local file short."""
 
     def __init__(self, layout: Layout, rel: str, nbytes: int, sha256: str) -> None:
         self.layout, self.rel, self.nbytes, self._sha256 = layout, rel, nbytes, sha256
-        self._path = ""  # of a local file, links followed
 
-    def read(self, start: int, length: int, *, passing: bool = False) -> Bytes:
-        """Return bytes [start, start + length); CommitError if the file is missing or too short.
-        With `passing`, this thread's next call may overwrite the memory."""
+    def read(self, start: int, length: int) -> Bytes:
+        """Return bytes [start, start + length); CommitError if the file is missing or too short."""
 
         def fetched(start: int, length: int) -> Bytes:
             return np.frombuffer(self.layout.read_range(self.rel, start, length), np.uint8)
@@ -293,41 +285,20 @@ class StoredFile:
             raise short(f"was committed with {self.nbytes} bytes")
         cache = self.layout.cache
         try:  # where the file ends before, fewer bytes come
-            if self.layout.is_local:
-                found = self._local(start, length, passing)
-            elif cache is None:
+            if cache is None:
                 found = fetched(start, length)
             else:
                 found = cache.read(self._sha256, self.nbytes, start, length, fetched)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        except (FileNotFoundError, errors.StorageError) as error:
+            if isinstance(error.__cause__, errors.NotRegularError):
+                raise errors.CommitError(str(error)) from error
+            is_there = not isinstance(error.__cause__, NotADirectoryError)
+            if is_there and not isinstance(error, FileNotFoundError):
+                raise
             raise errors.CommitError(
                 f"{self.layout.url(self.rel)} is missing although it is committed; run "
                 "`earmill verify`"
             ) from error
-        except errors.NotRegularError as error:
-            text = f"{error}; put the file back, or run `earmill verify`"
-            raise errors.CommitError(text) from error
         if len(found) != length:
             raise short(f"ends after {start + len(found)}")
         return found
-
-    def _local(self, start: int, length: int, passing: bool) -> Bytes:
-        """Return bytes of the local file, fewer where it ends before."""
-        if passing and length <= SCRATCH_BYTES:
-            if not hasattr(_scratch, "memory"):
-                _scratch.memory = np.empty(SCRATCH_BYTES, np.uint8)
-            into: Bytes = _scratch.memory[:length]
-        else:
-            into = np.empty(length, np.uint8)
-        done = 0
-        self._path = self._path or self.layout.inside(self.rel)
-        handle = open_descriptor(self._path)
-        try:
-            while done < length:
-                count = os.preadv(handle, [into[done:].data], start + done)
-                if not count:
-                    break
-                done += count
-        finally:
-            os.close(handle)
-        return into[:done]

@@ -157,7 +157,7 @@ def test_a_kernel_that_is_not_equal_is_reported(monkeypatch: pytest.MonkeyPatch)
         return right(self, *signals) * (1.0 if self.backend == "reference" else 1.001)
 
     monkeypatch.setattr(AdaptLoop, "forward", wrong)
-    monkeypatch.setattr(models, "SAMPLES", 12)
+    monkeypatch.setattr(doctor, "SAMPLES", 12)
     found = next(kernel_checks())
     assert (found.what, found.state) == ("kernels of dau1997", State.FAILED)
     assert "float64 kernels differ from their plain loops by 1" in found.text

@@ -231,7 +231,7 @@ class TestOpenShards:
         monkeypatch.setattr(features, "MAX_OPEN_SHARDS", 2)
         promise = Promise(0, {}, {}, {})
         catalog: Any = SimpleNamespace(shard_file=lambda layout, shard, *_: (shard, promise))
-        places: Any = SimpleNamespace(layouts={})
+        places: Any = SimpleNamespace(shard=str, nbytes=len)
         layout = Layout.open("memory://nowhere")
         self.shards = ProcessHandles(catalog, places, layout, "none", cache_bytes=100)
 

@@ -20,11 +20,11 @@ import earmill.pipeline.formats.parquet.format as parquet_sink
 from earmill import open_features
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.dataset.snapshot import CommitRef, Current, Snapshot
+from earmill.pipeline.formats.row_table import fact_names
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.reader.catalog import (
     SHOWN,
     Catalog,
-    fact_names,
     is_extra,
     load_catalog,
     read_quarantine,
@@ -175,7 +175,7 @@ class TestRows:
     def test_facts_are_what_is_left_of_a_table_of_rows(self, closed: Path) -> None:
         catalog, layout = catalog_of(closed), Layout.open(str(closed))
         table = read_table(layout, str(catalog.record(layout, "00000").path("rows")))
-        names = fact_names(table, catalog.streams)
+        names = fact_names(table.column_names, catalog.streams.values())
         assert {"uri", "rate_hz", "pcm_sha256", "gain_db", "calibration"} <= set(names)
         assert not {"row_id", "seconds", "modulation_start", "extra_label"} & set(names)
 

@@ -318,7 +318,7 @@ def test_an_encoder_that_errs_is_caught_before_the_upload(
     real = kind.write
 
     def write(self: Format, path: Path, rows: Any, streams: Any, encoding: Encoding) -> None:
-        real(self, path, fault(rows), streams, replace(encoding, scalars=None))
+        real(self, path, fault(rows), streams, encoding)
 
     monkeypatch.setattr(kind, "write", write)
     layout = Layout.open(tmp_path)

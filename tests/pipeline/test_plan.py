@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.arrow_types import Columns
 from earmill.pipeline.common.errors import CommitError, SourceError
+from earmill.pipeline.formats.format import Encoding
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.zarr.write import write_zarr
 from earmill.pipeline.planning.estimate import estimate
@@ -308,7 +309,7 @@ class TestEstimate:
             for i, s in enumerate(seconds)
         ]
         store = tmp_path / "s.zarr"
-        write_zarr(store, rows, self.streams, {}, dtype="float16")
+        write_zarr(store, rows, self.streams, Encoding())
         written = sum(1 for path in store.rglob("*") if path.is_file())
         both = estimate(plan, spec(), self.streams).objects
         parquet = estimate(plan, spec(formats=["parquet"]), self.streams).objects

@@ -115,7 +115,6 @@ def planned(
     asked: list[int] = []
     ahead = ReadAhead(
         lambda wanted: iter(asked.append(wanted[0]) or ()),
-        lambda row, pool: None,
         lambda row: row // 10,
         lambda rows, _: np.full(len(rows), 300),
         BlockCache(cache_bytes, IoCounts()),
@@ -171,31 +170,12 @@ def idle(**parts: Any) -> ReadAhead:
     """A reader ahead of rows of 300 bytes in shards of ten, that finds nothing to read."""
     usual: dict[str, Any] = {
         "needed": lambda _: iter(()),
-        "prepare": lambda *_: None,
         "shard_of": lambda row: row // 10,
         "nbytes": lambda rows, _: np.full(len(rows), 300),
         "cache": BlockCache(10_000, IoCounts()),
         "pace": replace(REMOTE, max_bytes=12 * 300),
     }
     return ReadAhead(**usual | parts)
-
-
-def test_shards_behind_the_window_are_opened_once() -> None:
-    """A window of 12 rows: of shards of ten the next two behind it, and more as rows go on."""
-    opened: list[int] = []
-
-    def prepare(row: int, _: Any) -> None:
-        opened.append(row // 10)
-
-    ahead = idle(prepare=prepare, pace=replace(REMOTE, max_bytes=12 * 300, shards_ahead=2))
-    for first in range(9):
-        ahead.want(range(first, 60))
-    ahead._planners.shutdown(wait=True)
-    assert sorted(opened) == [1, 2, 3]
-    local = idle(prepare=prepare, pace=replace(LOCAL, max_bytes=300))
-    local.want(range(40))
-    local._planners.shutdown(wait=True)
-    assert len(opened) == 3
 
 
 @pytest.mark.parametrize("fmt", only(["parquet"], FORMATS))

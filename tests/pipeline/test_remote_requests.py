@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from threading import Event
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from earmill.pipeline.formats.parquet import format as parquet_format
 from earmill.pipeline.formats.zarr import arrays as zarr_arrays
 from earmill.pipeline.formats.zarr import format as zarr_format
 from earmill.pipeline.reader.catalog import RowLocations
-from earmill.pipeline.storage.layout import Layout, StoredFile
+from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.reader_data import (
     check_row,
     chunked_seconds,
@@ -24,23 +23,6 @@ from tests.pipeline.reader_data import (
     write_chunked,
     write_set,
 )
-from tests.waiting import DEADLINE_S
-
-
-def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
-    asked: list[tuple[str, int]],
-) -> None:
-    """Of the shard behind the window: its metadata, ids and starts, but no frames."""
-    write_set("memory://prepared", n_rows=8, rows_per_shard=4)
-    ds = open_features("memory://prepared", format="zarr")
-    ahead = ds._ahead()
-    ahead._pace = replace(ahead._pace, max_bytes=1)
-    ds.prefetch(range(8))
-    ahead._planners.shutdown(wait=True)
-    second = [name for name, _ in asked if "/00001-" in name]
-    assert any("row_id" in name for name in second) and any("row_start" in name for name in second)
-    assert not any("/values/" in name for name in second)
-    ds.close()
 
 
 def test_a_remote_store_is_asked_once_for_what_comes_first(asked: list[tuple[str, int]]) -> None:
@@ -78,32 +60,6 @@ def test_small_remote_objects_come_with_their_index(asked: list[tuple[str, int]]
     assert counts == [{1}, {2}]
 
 
-def test_the_ends_of_large_objects_come_beside_the_metadata(
-    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not behind it: the metadata is held back until the ends of a shard's objects are asked for.
-    They are not asked for again."""
-    write_chunked("memory://ends")
-    monkeypatch.setattr(zarr_format, "REMOTE_REQUEST_BYTES", 600)
-    ends, real = Event(), Layout.read_range
-
-    def in_order(self: Layout, rel: str, start: int, length: int) -> bytes:
-        if "/values/" in rel:
-            ends.set()
-        elif rel.endswith("zarr.json"):
-            assert ends.wait(DEADLINE_S)
-            ends.clear()
-        return real(self, rel, start, length)
-
-    monkeypatch.setattr(Layout, "read_range", in_order)
-    ds = open_features("memory://ends", format="zarr")
-    for number, row in enumerate(ds):
-        wanted = make_row(number, chunked_seconds(number)).streams["modulation"]
-        np.testing.assert_array_equal(row.features["modulation"], wanted)
-    assert len(asked) == len({*asked})
-    ds.close()
-
-
 def test_of_streams_that_are_not_read_no_end_is_fetched(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,23 +69,6 @@ def test_of_streams_that_are_not_read_no_end_is_fetched(
     assert len(ds[5].features["loudness"]) == 475
     values = {name for name, _ in asked if "/values/" in name}
     assert values and all("/loudness/" in name for name in values)
-    ds.close()
-
-
-def test_an_end_that_cannot_be_read_now_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_chunked("memory://no-ends")
-    monkeypatch.setattr(zarr_format, "REMOTE_REQUEST_BYTES", 600)
-    failed = list[str]()
-
-    def fail(file: StoredFile) -> None:
-        failed.append(file.rel)
-        raise OSError("not now")
-
-    monkeypatch.setattr(zarr_arrays, "read_end", fail)
-    ds = open_features("memory://no-ends", format="zarr")
-    wanted = make_row(5, chunked_seconds(5)).streams["modulation"]
-    np.testing.assert_array_equal(ds[5].features["modulation"], wanted)
-    assert failed
     ds.close()
 
 
@@ -150,7 +89,7 @@ def test_remote_row_groups_come_in_few_requests(asked: list[tuple[str, int]]) ->
 def test_one_stream_of_a_parquet_file_is_fetched_without_the_others(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_format, "REMOTE_GAP_BYTES", 0)
+    monkeypatch.setattr(parquet_format, "GAP_BYTES", 0)
     write_chunked("memory://one-stream")
     fetched = []
     for streams in (["loudness"], ["modulation", "loudness"]):
@@ -202,7 +141,7 @@ def test_what_the_index_says_wrongly_is_not_believed(
     table = ds.table
     others = table.column(column).take([1, 0, *range(2, 8)])
     table = table.set_column(table.column_names.index(column), column, others)
-    ds._catalog = replace(ds._catalog, table=table)
+    ds._catalog = replace(ds._catalog, table=table, all_rows=table)
     ds._places = RowLocations(ds._catalog, ds._names, format_of(ds.format))
     with pytest.raises(CommitError, match=r"the index has row|the index expects"):
         ds[0]

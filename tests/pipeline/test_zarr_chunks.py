@@ -129,16 +129,14 @@ def test_a_frame_of_another_size_is_refused_before_it_is_decoded(compressor: str
         body = bytes(values) if encode is None else bytes(encode.encode(bytes(values)))
         stored = np.frombuffer(body + crc(body), np.uint8)
         codec = ChunkCodec(compressor, True)
-        np.testing.assert_array_equal(codec.decode_bytes(stored, 2**20), values)
-        into = np.empty(size, np.uint8)
-        codec.decode_into(into, stored)
-        np.testing.assert_array_equal(into, values)
+        for least, most in ((0, 2**20), (size, size)):
+            np.testing.assert_array_equal(codec.decode(stored, least, most), values)
         for wrong in (size + 1, max(0, size - 1)):
             if wrong != size:
                 with pytest.raises(CommitError, match=f"of {wrong} bytes, got one of {size}"):
-                    codec.decode_into(np.empty(wrong, np.uint8), stored)
+                    codec.decode(stored, wrong, wrong)
     with pytest.raises(CommitError, match="of 99 bytes, got one of"):
-        codec.decode_bytes(stored, 99)
+        codec.decode(stored, 0, 99)
 
 
 @pytest.mark.parametrize("compressor", ["blosc", "zstd"])
@@ -146,7 +144,7 @@ def test_a_frame_of_another_size_is_refused_before_it_is_decoded(compressor: str
 def test_bytes_that_are_no_frame_are_refused(compressor: str, body: bytes) -> None:
     stored = np.frombuffer(body + crc(body), np.uint8)
     with pytest.raises(CommitError, match=rf"no {compressor} frame"):
-        ChunkCodec(compressor, True).decode_bytes(stored, 1000)
+        ChunkCodec(compressor, True).decode(stored, 0, 1000)
 
 
 def test_row_ids_are_as_many_as_the_metadata_claims(copy: Path) -> None:

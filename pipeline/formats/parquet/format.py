@@ -68,10 +68,11 @@ from earmill.pipeline.formats.block_cache import (
 )
 from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.format import BINARY, NESTED, Encoding, Format, Promise, refused
-from earmill.pipeline.formats.row_table import PAGES, scalar_options, scalars_of
+from earmill.pipeline.formats.row_table import PAGES, row_table, scalar_options
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import in_values, layout_of
 from earmill.pipeline.formats.values import join
+from earmill.pipeline.storage.documents import typed_json
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
@@ -103,10 +104,9 @@ ATTRS_KEY = b"earmill.attrs"
 SEAL_BYTES = len(SEAL_MARK) + 4
 # First request; the footer of a shard of ten minutes and four streams has about 100 kB.
 TAIL_BYTES = 2**18
-# Bytes of a request to a remote store. Local row groups are as fast one by one.
-REMOTE_REQUEST_BYTES = 8 * MB
+REQUEST_BYTES = 8 * MB
 # Larger gaps between wanted columns, such as a row group's scalars, are not fetched.
-GAP_BYTES, REMOTE_GAP_BYTES = 2**13, 2**17
+GAP_BYTES = 2**17
 
 
 def seal_of(footer: bytes) -> bytes:
@@ -135,11 +135,8 @@ class LongRows:
         """Read the divided rows from a file's schema metadata; a CommitError if it is damaged."""
         text = (metadata or {}).get(PARTS_KEY, b"{}")
         try:
-            frames = {
-                int(row): {str(name): [*map(int, counts)] for name, counts in streams.items()}
-                for row, streams in json.loads(text).items()
-            }
-        except (ValueError, TypeError, AttributeError) as err:
+            frames = typed_json(dict[int, dict[str, list[int]]], text)
+        except ValueError as err:
             raise CommitError(
                 f"{PARTS_KEY.decode()}: expected frames by row and stream: {err}"
             ) from err
@@ -420,8 +417,6 @@ class ParquetShard(BlockReader):
         super().__init__(rel, promise.columns)
         self._promise, self._cache = promise, cache
         self._stored = promise.file(layout, rel)
-        self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
-        self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
         self._footer = read_footer(self._stored)
         # Readers that no thread uses. A new one costs a seventh of decoding a row group.
         self._idle: deque[tuple[FetchedRanges, pq.ParquetFile]] = deque([self._open()])
@@ -508,7 +503,7 @@ class ParquetShard(BlockReader):
         run: list[Block] = []
         begin = end = 0
         for low, high, block in sorted((*self._span_of(*block), block) for block in blocks):
-            far = low - end > self._gap_bytes or high - begin > self._request_bytes
+            far = low - end > GAP_BYTES or high - begin > REQUEST_BYTES
             if run and far and run[-1][1] != block[1]:
                 yield run
                 run = []
@@ -545,9 +540,8 @@ class ParquetShard(BlockReader):
     def _fetched(self, columns: Mapping[int, Sequence[str]]) -> list[Held]:
         """Fetch the wanted columns of row groups."""
         every = (self._span_of(name, g) for g, names in columns.items() for name in names)
-        spans = [*joined(every, self._gap_bytes)]
-        passing = len(spans) == 1
-        return [(low, self._stored.read(low, high - low, passing=passing)) for low, high in spans]
+        spans = joined(every, GAP_BYTES)
+        return [(low, self._stored.read(low, high - low)) for low, high in spans]
 
     def _decoded(
         self, held: Sequence[Held], group: int, columns: Sequence[str]
@@ -609,7 +603,7 @@ class ParquetFormat(Format):
         streams: Sequence[StreamInfo],
         encoding: Encoding,
     ) -> None:
-        scalars = scalars_of(rows, streams, encoding)
+        scalars = row_table(rows, streams, encoding.extra_types)
         row_bytes = [sum(values.nbytes for values in row.streams.values()) for row in rows]
         divided = {}
         for number, row in enumerate(rows):

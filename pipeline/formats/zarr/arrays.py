@@ -6,7 +6,7 @@
     body   = blosc frame | zstd frame | the numbers themselves
 
 A chunk of frames always has its full size: the last chunk of a stream has zeros after its frames.
-It is decompressed straight into the cached array, after a check of its claimed size.
+Its claimed size is checked before it is decompressed into the memory that is cached.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ TEXT_CODEC = "vlen-utf8"
 BLOSC_HEADER_BYTES, ZSTD_MAGIC = 16, b"\x28\xb5\x2f\xfd"
 ZSTD_LEVEL = 3
 ENTRY_BYTES = 16
-USUAL_CHUNKS_PER_OBJECT = 64  # Chunks in the largest object that our writers make.
 KEYS = {"name": "default", "configuration": {"separator": "/"}}
 INDEX_CODECS = ["bytes", CRC_CODEC]
 # blosc's own threads would run beside the threads that decode chunks.
@@ -128,9 +127,11 @@ class ChunkCodec:
     has_crc: bool
 
     @classmethod
-    def of(cls, codecs: Sequence[Mapping[str, Any]], first: str = "bytes") -> ChunkCodec:
+    def of(
+        cls, place: str, codecs: Sequence[Mapping[str, Any]], first: str = "bytes"
+    ) -> ChunkCodec:
         """Read the codecs of an array: `first`, perhaps a compressor, then perhaps the checksum.
-        ValueError for any other chain."""
+        CommitError for any other chain."""
         names = [codec["name"] for codec in codecs]
         has_crc = names[-1] == CRC_CODEC
         inner = codecs[1:-1] if has_crc else codecs[1:]
@@ -145,39 +146,22 @@ class ChunkCodec:
             )
         )
         if not known:
-            raise ValueError(f"expected {first}, then blosc or zstd, then crc32c, got {names}")
+            why = f"expected {first}, then blosc or zstd, then crc32c, got {names}"
+            raise refused(place, why)
         return cls(inner[0]["name"] if inner else "", has_crc)
 
-    def decode_into(self, values: NDArray[Any], stored: Bytes) -> None:
-        """Fill an array with a stored chunk; a CommitError if it is damaged or not of this size."""
-        body, _ = self._checked(stored, values.nbytes, values.nbytes)
-        self._decompress(body, values.reshape(-1).view(np.uint8))
-
-    def decode_bytes(self, stored: Bytes, most: int) -> Bytes:
-        """Decode a stored chunk of unknown size, up to `most` bytes; raises as `decode_into`."""
-        body, size = self._checked(stored, 0, most)
-        content = np.empty(size, np.uint8)
-        self._decompress(body, content)
-        return content
-
-    def _checked(self, stored: Bytes, least: int, most: int) -> tuple[Bytes, int]:
-        """Return the body of a chunk and its claimed size, if checksum and size are right."""
+    def decode(self, stored: Bytes, least: int, most: int) -> Bytes:
+        """Decode a stored chunk; a CommitError, before memory is taken, if it claims a size outside
+        of `least` to `most` bytes, and if it is damaged."""
         body = without_crc(stored) if self.has_crc else stored
         size = {"blosc": _blosc_size, "zstd": _zstd_size, "": len}[self.compressor](body)
         if not least <= size <= most:
             raise CommitError(
                 f"expected a chunk of {most} bytes, got one of {size}: run `earmill verify`"
             )
-        return body, size
-
-    def _decompress(self, body: Bytes, into: Bytes) -> None:
+        decoders = {"blosc": blosc.decompress, "zstd": zstd.decompress, "": bytes}
         try:
-            if self.compressor == "blosc":
-                blosc.decompress(body, into)
-            elif self.compressor == "zstd":
-                zstd.decompress(body, into)
-            else:
-                into[:] = body
+            return np.frombuffer(decoders[self.compressor](body), np.uint8)
         except (RuntimeError, ValueError) as error:
             raise CommitError(
                 f"a chunk cannot be decoded ({error}): run `earmill verify`"
@@ -243,10 +227,7 @@ class FrameChunks:
             or whole[0] > chunk[0] * MAX_CHUNKS_PER_OBJECT
         ):
             raise refused(place, f"its chunks are {chunk} in objects of {whole}")
-        try:
-            codec = ChunkCodec.of(settings["codecs"])
-        except ValueError as err:
-            raise refused(place, str(err)) from err
+        codec = ChunkCodec.of(place, settings["codecs"])
         usual = (
             sharding["name"] == "sharding_indexed"
             and settings.get("index_location", "end") == "end"
@@ -262,34 +243,21 @@ class FrameChunks:
     def n_chunks(self) -> int:
         return -(-self.n_frames // self.chunk_frames)
 
-    def chunks_in(self, number: int) -> int:
-        return min(self.object_chunks, self.n_chunks - number * self.object_chunks)
-
     def decode(self, chunk: int, stored: Bytes) -> NDArray[Any]:
         """Decode the frames of a chunk, without the zeros after the last frame."""
-        frames = np.empty((self.chunk_frames, self.width), self.dtype)
-        self.codec.decode_into(frames, stored)
-        return frames[: self.n_frames - chunk * self.chunk_frames]
+        nbytes = self.chunk_frames * self.width * self.dtype.itemsize
+        frames = self.codec.decode(stored, nbytes, nbytes).view(self.dtype)
+        return frames.reshape(-1, self.width)[: self.n_frames - chunk * self.chunk_frames]
 
 
-def read_end(file: StoredFile) -> Bytes:
-    """Read the end of an object, as long as the largest index that our writers make."""
-    nbytes = min(file.nbytes, USUAL_CHUNKS_PER_OBJECT * ENTRY_BYTES + CRC_BYTES)
-    return file.read(file.nbytes - nbytes, nbytes)
-
-
-def read_index(file: StoredFile, n_chunks: int, end: Bytes | None = None) -> NDArray[np.int64]:
+def read_index(file: StoredFile, n_chunks: int, content: Bytes | None = None) -> NDArray[np.int64]:
     """Read where the chunks of an object lie: (chunk, [first byte, end]). Missing chunks have -1.
-    `end` holds the last bytes of the object, if they were read already."""
+    `content` is the whole object, if it was read already."""
     nbytes = n_chunks * ENTRY_BYTES + CRC_BYTES
-    place = file.layout.url(file.rel)
+    place, size = file.layout.url(file.rel), min(file.nbytes, nbytes)
     try:
-        size = min(file.nbytes, nbytes)
-        if end is not None and len(end) >= size:
-            stored = end[len(end) - size :]
-        else:
-            stored = file.read(file.nbytes - size, size)
-        body = without_crc(stored)
+        start = file.nbytes - size
+        body = without_crc(file.read(start, size) if content is None else content[start:])
     except CommitError as err:
         raise CommitError(f"{place}, index of chunks: {err}") from err
     entries = body.view("<u8").reshape(-1, 2)
@@ -311,8 +279,10 @@ def read_vector(
     promise: Promise,
     said: pa.ChunkedArray | None = None,
 ) -> Any:
-    """Read a vector of one chunk, numbers or texts, from the folder `rel`; it is not fetched if the
-    values that the dataset's index has (`said`) encode to the committed file."""
+    """Read a vector of one chunk, numbers or texts, from the folder `rel`. Nothing is fetched if
+    the values in the dataset's index (`said`) encode to the committed file."""
+    if array["shape"] == [0]:
+        return []  # A vector without values has no chunk.
     texts = array["codecs"][0]["name"] == TEXT_CODEC
     dtype = None if texts else np.dtype(array["data_type"]).newbyteorder("<")
     named = promise.files.get(f"{rel}/c/0")
@@ -327,7 +297,9 @@ def read_vector(
         if hashlib.sha256(vector_chunk(encoded)).hexdigest() != named.sha256:
             values = None
     if values is None:
-        content = _content(layout, rel, array, promise, TEXT_CODEC if texts else "bytes")
+        file = promise.file(layout, f"{rel}/c/0")
+        codec = ChunkCodec.of(rel, array["codecs"], TEXT_CODEC if texts else "bytes")
+        content = codec.decode(file.read(0, file.nbytes), 0, MAX_METADATA_BYTES)
         if texts and [_number(content[:4])] != array["shape"]:
             raise refused(rel, f"expected {array['shape']} texts, its chunk claims another number")
         values = VLenUTF8().decode(content).tolist() if texts else content.view(dtype)
@@ -340,17 +312,3 @@ def vector_chunk(content: bytes) -> bytes:
     """Encode the only chunk of a vector as zarr does with the codecs of our stores."""
     body = bytes(zstd.compress(content, ZSTD_LEVEL, False))
     return body + google_crc32c.value(body).to_bytes(CRC_BYTES, "little")
-
-
-def _content(
-    layout: Layout, rel: str, array: Mapping[str, Any], promise: Promise, first: str
-) -> Bytes:
-    if array["shape"] == [0]:
-        # A vector without values has no chunk; vlen-utf8 begins with the number of texts.
-        return np.zeros(4 if first == TEXT_CODEC else 0, np.uint8)
-    try:
-        codec = ChunkCodec.of(array["codecs"], first)
-    except ValueError as err:
-        raise refused(rel, str(err)) from err
-    file = promise.file(layout, f"{rel}/c/0")
-    return codec.decode_bytes(file.read(0, file.nbytes), MAX_METADATA_BYTES)

@@ -5,11 +5,9 @@ here it is an error."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count, groupby, islice
+from concurrent.futures import Executor, Future
+from itertools import groupby
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -33,7 +31,6 @@ from earmill.pipeline.formats.format import Encoding, Format, Promise
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.zarr import arrays
-from earmill.pipeline.formats.zarr.arrays import FrameChunks
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
@@ -45,7 +42,6 @@ if TYPE_CHECKING:
 # processor's cache until they are decoded.
 REMOTE_REQUEST_BYTES, LOCAL_REQUEST_BYTES = 8 * 2**20, 2 * 2**20
 VECTORS = ("row_id", "row_start")
-MOST_ENDS = 8  # Objects whose ends are read together with the metadata.
 
 
 class ZarrShard(BlockReader):
@@ -55,34 +51,10 @@ class ZarrShard(BlockReader):
         super().__init__(rel, promise.columns)
         self._layout, self._promise, self._cache = layout, promise, cache
         self._request_bytes = LOCAL_REQUEST_BYTES if layout.is_local else REMOTE_REQUEST_BYTES
-        self._ends: dict[str, Bytes] = {}  # Last bytes of objects.
-        self._arrays, self._values = self._metadata()
+        self._arrays, self._values = arrays.read_metadata(layout, rel, promise)
         self._vectors: dict[str, Any] = {}
         self._indexes: dict[tuple[str, int], NDArray[np.int64]] = {}
         self._asking = Lock()  # Threads that read ahead do not send the same requests twice.
-
-    def _metadata(self) -> tuple[Mapping[str, Any], dict[str, FrameChunks]]:
-        """Read the store's metadata, and of a remote store in the same round trip the ends of large
-        objects, which hold the index of chunks."""
-        large = [] if self._layout.is_local else [*islice(self._large_objects(), MOST_ENDS)]
-        if not large:
-            return arrays.read_metadata(self._layout, self.rel, self._promise)
-        with ThreadPoolExecutor(len(large), "ends") as pool:
-            ends = [pool.submit(arrays.read_end, file) for file in large]
-            found = arrays.read_metadata(self._layout, self.rel, self._promise)
-        for file, end in zip(large, ends, strict=True):
-            with suppress(Exception):  # reading the object tries again, and raises
-                self._ends[file.rel] = end.result()
-        return found
-
-    def _large_objects(self) -> Iterator[StoredFile]:
-        for stream in self._promise.reads:
-            for number in count():
-                if self._object_path(stream, number) not in self._promise.files:
-                    break
-                file = self._file(stream, number)
-                if file.nbytes > self._request_bytes:
-                    yield file
 
     def pieces(self, stream: str, span: FrameSpan) -> Iterator[Piece]:
         """Yield parts of chunks; refuse a row that lies elsewhere in the store or ends before."""
@@ -108,37 +80,33 @@ class ZarrShard(BlockReader):
 
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
         """Group contiguous chunks of an object, bounded in bytes."""
-        wanted = {stream: sorted(numbers) for stream, numbers in _by_stream(blocks)}
-        objects = [
-            (stream, number, places)
-            for stream, chunks in wanted.items()
-            for number, places in self._by_object(stream, chunks)
-        ]
+        objects = [*self._objects(blocks)]
         if not self._layout.is_local:
-            parts = [each[:2] for each in objects if not self._comes_whole(*each[:2], len(each[2]))]
-            self._ask_first(wanted, parts, pool)
-        for stream, number, places in objects:
-            for _, _, run in self._runs(stream, number, places):
+            self._ask_first(objects, pool)
+        for stream, number, chunks in objects:
+            for _, _, run in self._runs(stream, number, chunks):
                 yield [(stream, chunk) for chunk in run]
 
-    def prepare(self, streams: Iterable[str], pool: Executor) -> None:
-        names = [*streams]
-        objects = []
-        for stream in names:
-            values = self._values[stream]
-            for number in range(-(-values.n_chunks // values.object_chunks)):
-                if not self._comes_whole(stream, number, values.chunks_in(number)):
-                    objects.append((stream, number))
-        self._ask_first(names, objects, pool)
+    def _objects(self, blocks: Iterable[Block]) -> Iterator[tuple[str, int, list[int]]]:
+        """Group chunks by their object: its stream, its number, and the chunks in order."""
 
-    def _ask_first(
-        self, streams: Iterable[str], objects: Iterable[tuple[str, int]], pool: Executor
-    ) -> None:
+        def place(block: Block) -> tuple[str, int]:
+            return block[0], block[1] // self._values[block[0]].object_chunks
+
+        for (stream, number), group in groupby(sorted(blocks), place):
+            yield stream, number, [chunk for _, chunk in group]
+
+    def _ask_first(self, objects: Sequence[tuple[str, int, list[int]]], pool: Executor) -> None:
         """Fetch row ids, starts and indexes of objects in concurrent requests."""
         with self._asking:
-            vectors = {self._vector_key(s, name): (s, name) for s in streams for name in VECTORS}
+            vectors = {self._vector_key(s, k): (s, k) for s, _, _ in objects for k in VECTORS}
             left = [place for key, place in vectors.items() if key not in self._vectors]
-            unknown = [place for place in objects if place not in self._indexes]
+            unknown = [
+                (stream, number)
+                for stream, number, chunks in objects
+                if (stream, number) not in self._indexes
+                and not self._comes_whole(stream, number, len(chunks))
+            ]
             asked: list[Future[Any]] = [pool.submit(self._index, *each) for each in unknown]
             asked += [pool.submit(self._vector, *each) for each in left]
             for each in asked:
@@ -148,18 +116,13 @@ class ZarrShard(BlockReader):
         """Return True if an object is fetched in one request, with its index."""
         if self._layout.is_local or (stream, number) in self._indexes:
             return False
-        whole = n_chunks == self._values[stream].chunks_in(number)
-        return whole and self._file(stream, number).nbytes <= self._request_bytes
-
-    def _by_object(self, stream: str, chunks: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        object_chunks = self._values[stream].object_chunks
-        for number, places in groupby(chunks, lambda chunk: chunk // object_chunks):
-            yield number, [*places]
+        values = self._values[stream]
+        every = min(values.object_chunks, values.n_chunks - number * values.object_chunks)
+        return n_chunks == every and self._file(stream, number).nbytes <= self._request_bytes
 
     def load(self, blocks: Sequence[Block]) -> None:
-        for stream, numbers in _by_stream(blocks):
-            for _ in self._load(stream, numbers):
-                pass
+        for _ in self._load(blocks):
+            pass
 
     def _vector_key(self, stream: str, name: str) -> str:
         """Return one key for vectors of several streams that have equal bytes."""
@@ -191,45 +154,36 @@ class ZarrShard(BlockReader):
         # wait for other chunks, because other threads may wait for these.
         mine = self._cache.claim(missing)
         try:
-            yield from self._load(stream, [chunk for _, _, chunk in mine])
+            yield from self._load((stream, chunk) for _, _, chunk in mine)
         finally:
             self._cache.release(mine)
         for key in sorted({*missing} - {*mine}):
             block, chunk = self._cache.get(key), key[2]
-            yield from self._load(stream, [chunk]) if block is None else [(chunk, block[0])]
+            yield from self._load([(stream, chunk)]) if block is None else [(chunk, block[0])]
 
-    def _load(self, stream: str, chunks: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-        for number, places in self._by_object(stream, chunks):
+    def _load(self, blocks: Iterable[Block]) -> Iterator[tuple[int, np.ndarray]]:
+        """Fetch, decode and keep chunks."""
+        for stream, number, chunks in self._objects(blocks):
             file = self._file(stream, number)
-            for begin, end, run in self._runs(stream, number, places):
-                content = file.read(begin, end - begin, passing=True)
+            for begin, end, run in self._runs(stream, number, chunks):
+                content = file.read(begin, end - begin)
                 spans = self._index(stream, number, content if end == file.nbytes else None)
-                yield from self._decoded(stream, number, run, spans - begin, content)
+                with self._cache.decoding:
+                    decoded = [self._decoded(stream, chunk, spans, content, begin) for chunk in run]
+                yield from decoded
 
     def _decoded(
-        self,
-        stream: str,
-        number: int,
-        chunks: Sequence[int],
-        spans: NDArray[np.int64],
-        content: Bytes,
-    ) -> list[tuple[int, np.ndarray]]:
-        """Decode and keep chunks of an object, given where all its chunks lie in some content."""
-        values, blocks = self._values[stream], []
-        with self._cache.decoding:
-            for chunk in chunks:
-                place = chunk % values.object_chunks
-                low, high = spans[place]
-                if low < 0:
-                    raise self._missing(stream, chunk)
-                try:
-                    frames = values.decode(chunk, content[low:high])
-                except CommitError as err:
-                    url = self._layout.url(self._object_path(stream, number))
-                    raise CommitError(f"{url}, chunk {place}: {err}") from err
-                (frames,) = self._cache.put((self.rel, stream, chunk), (frames,))
-                blocks.append((chunk, frames))
-        return blocks
+        self, stream: str, chunk: int, spans: NDArray[np.int64], content: Bytes, begin: int
+    ) -> tuple[int, np.ndarray]:
+        """Decode and keep a chunk out of the content of its object from byte `begin` on."""
+        values, (low, high) = self._values[stream], self._span(stream, chunk, spans)
+        try:
+            frames = values.decode(chunk, content[low - begin : high - begin])
+        except CommitError as err:
+            number, place = divmod(chunk, values.object_chunks)
+            url = self._layout.url(self._file(stream, number).rel)
+            raise CommitError(f"{url}, chunk {place}: {err}") from err
+        return chunk, self._cache.put((self.rel, stream, chunk), (frames,))[0]
 
     def _runs(
         self, stream: str, number: int, chunks: Sequence[int]
@@ -239,12 +193,10 @@ class ZarrShard(BlockReader):
         if self._comes_whole(stream, number, len(chunks)):
             yield 0, self._file(stream, number).nbytes, chunks
             return
-        spans, object_chunks = self._index(stream, number), self._values[stream].object_chunks
+        spans = self._index(stream, number)
         run, begin, end = list[int](), -1, -1
         for chunk in chunks:
-            low, high = spans[chunk % object_chunks].tolist()
-            if low < 0:
-                raise self._missing(stream, chunk)
+            low, high = self._span(stream, chunk, spans)
             if run and (low != end or high - begin > self._request_bytes):
                 yield begin, end, run
                 run = []
@@ -253,33 +205,25 @@ class ZarrShard(BlockReader):
         if run:
             yield begin, end, run
 
-    def _missing(self, stream: str, chunk: int) -> CommitError:
-        return CommitError(
-            f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
-            "committed; run `earmill verify`"
-        )
+    def _span(self, stream: str, chunk: int, spans: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the first byte of a chunk in its object, and its end."""
+        low, high = spans[chunk % self._values[stream].object_chunks].tolist()
+        if low < 0:
+            raise CommitError(
+                f"{self.rel}/{stream}/values: chunk {chunk} is missing although the shard is "
+                "committed; run `earmill verify`"
+            )
+        return low, high
 
     def _index(self, stream: str, number: int, content: Bytes | None = None) -> NDArray[np.int64]:
         """Return where the chunks of an object lie, read once or taken from its whole content."""
         if (stream, number) not in self._indexes:
-            file = self._file(stream, number)
-            end = self._ends.pop(file.rel, None) if content is None else content
-            n_chunks = self._values[stream].object_chunks
-            self._indexes[stream, number] = arrays.read_index(file, n_chunks, end)
+            file, n_chunks = self._file(stream, number), self._values[stream].object_chunks
+            self._indexes[stream, number] = arrays.read_index(file, n_chunks, content)
         return self._indexes[stream, number]
 
-    def _object_path(self, stream: str, number: int) -> str:
-        return f"{self.rel}/{stream}/values/c/{number}/0"
-
     def _file(self, stream: str, number: int) -> StoredFile:
-        return self._promise.file(self._layout, self._object_path(stream, number))
-
-
-def _by_stream(blocks: Iterable[Block]) -> Iterable[tuple[str, list[int]]]:
-    numbers: defaultdict[str, list[int]] = defaultdict(list)
-    for stream, number in blocks:
-        numbers[stream].append(number)
-    return numbers.items()
+        return self._promise.file(self._layout, f"{self.rel}/{stream}/values/c/{number}/0")
 
 
 class ZarrFormat(Format):
@@ -301,7 +245,7 @@ class ZarrFormat(Format):
     ) -> None:
         from earmill.pipeline.formats.zarr.write import write_zarr
 
-        write_zarr(path, rows, streams, encoding.attrs or {}, dtype=encoding.dtype)
+        write_zarr(path, rows, streams, encoding)
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
         from earmill.pipeline.formats.zarr.write import digest_zarr

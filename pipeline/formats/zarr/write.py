@@ -24,7 +24,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.digest import ShardDigest, digest_blocks
-from earmill.pipeline.formats.format import Promise
+from earmill.pipeline.formats.format import Encoding, Promise
 from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import layout_of, with_scales
 from earmill.pipeline.formats.values import Values, join
@@ -48,23 +48,19 @@ OBJECTS_OF_A_VECTOR = 2
 # Objects of a stream: group, metadata of four arrays, and one chunk of each of three vectors.
 OBJECTS_PER_STREAM = 1 + 4 + 3
 CHUNK_BYTES = 2**20
-CHUNKS_PER_OBJECT = arrays.USUAL_CHUNKS_PER_OBJECT
+CHUNKS_PER_OBJECT = 64
 
 
 def write_zarr(
-    path: Path,
-    rows: Sequence[FeatureRow],
-    streams: Sequence[StreamInfo],
-    attrs: Mapping[str, Any],
-    *,
-    dtype: str,
+    path: Path, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], encoding: Encoding
 ) -> None:
-    shared = json.loads(json.dumps(dict(attrs), sort_keys=True, allow_nan=False))
+    shared = json.loads(json.dumps(dict(encoding.attrs or {}), sort_keys=True, allow_nan=False))
     root = zarr.create_group(path, zarr_format=3, attributes=shared)
     for info in streams:
         about = json.loads(json.dumps(with_scales(info).to_dict(), allow_nan=False))
         attributes = {"Conventions": "CF-1.11", "stream": about, **shared}
-        _write_stream(root.create_group(info.name, attributes=attributes), rows, info, dtype)
+        group = root.create_group(info.name, attributes=attributes)
+        _write_stream(group, rows, info, encoding.dtype)
     for folder in [*(path / info.name for info in streams), path]:
         _consolidate(folder)
 
@@ -189,10 +185,8 @@ def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
     layout, digests = Layout.open(path.parent), {}
     root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
     about = root["consolidated_metadata"]["metadata"]
-    files = {}
-    for name in files_below(path):
-        rel = f"{path.name}/{name}"
-        files[rel] = OutFile(rel, (path / name).stat().st_size, "")
+    rels = [f"{path.name}/{name}" for name in files_below(path)]
+    files = {rel: OutFile(rel, (path.parent / rel).stat().st_size, "") for rel in rels}
     promise = Promise(rows=0, frames={}, columns={}, files=files)
 
     def vector(name: str) -> Any:
