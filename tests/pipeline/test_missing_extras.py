@@ -14,6 +14,7 @@ import pytest
 
 import earmill
 from tests.pipeline.reader_data import write_set
+from tests.pipeline.workers_here import workers_here
 from tests.without_packages import ALL, EXTRACT, MODELS, without
 
 # Runs command lines, or functions of earmill with arguments, and prints what became of them.
@@ -64,7 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with wave.open(str(folder / "audio" / f"{name}.wav"), "wb") as file:
             file.setparams((1, 2, 16000, 0, "NONE", ""))
             file.writeframes(b"\1\2" * 8000)
-        earmill.extract(job, update=name == "b")
+        with workers_here():
+            earmill.extract(job, update=name == "b")
     write_set(folder / "small", n_rows=6, rows_per_shard=2, finalised=True)
     jobs: dict[str, dict[str, Any]] = {
         "job": {},
