@@ -65,11 +65,19 @@ def edit_rows(layout: Layout, change: Callable[[Any], Any]) -> None:
     edit_commit(layout, "00000", files=files)
 
 
-def test_a_whole_dataset_has_no_problem(tmp_path: Path, s3: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def whole_on_s3(s3: dict[str, Any]) -> Layout:
+    """A closed dataset in a bucket, which is only read."""
+    layout = small_dataset("s3://out/whole", s3)
+    finalise(layout)
+    return layout
+
+
+def test_a_whole_dataset_has_no_problem(tmp_path: Path, whole_on_s3: Layout) -> None:
+    local = small_dataset(tmp_path)
+    finalise(local)
     reports = []
-    for uri, options in ((tmp_path, None), ("s3://out/whole", s3)):
-        layout = small_dataset(uri, options)
-        finalise(layout)
+    for layout in (local, whole_on_s3):
         report = verify(layout)
         assert report.ok and report.problems == [] and report.orphans == []
         assert (report.shards, report.shards_planned) == (3, 3)
@@ -80,6 +88,13 @@ def test_a_whole_dataset_has_no_problem(tmp_path: Path, s3: dict[str, Any]) -> N
         assert report.bytes == sum(len(layout.read_bytes(file.path)) for file in named)
         reports.append(report)
     assert reports[0] == reports[1]
+
+
+def test_credentials_reach_no_file(whole_on_s3: Layout) -> None:
+    assert json.loads(whole_on_s3.read_bytes("croissant.json"))["url"] == "s3://out/whole"
+    for name in whole_on_s3.everything():
+        content = whole_on_s3.read_bytes(name)
+        assert b"user-key" not in content and b"user-secret" not in content
 
 
 FAULTS: dict[str, tuple[Callable[[Layout], object], list[str]]] = {
