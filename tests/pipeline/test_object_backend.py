@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import pickle
@@ -51,12 +50,6 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "BRIEF", RetryPolicy(0.0))
 
 
-@functools.cache
-def session() -> Session:
-    """A session that reads the description of S3 once: that takes longer than many tests."""
-    return Session()
-
-
 @contextmanager
 def bucket(
     around: Callable[[App], App] = lambda app: app, **options: Any
@@ -64,7 +57,7 @@ def bucket(
     """A bucket behind another application, with one file `x`."""
     with s3_stand_in(around) as address:
         keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s"}
-        maker = session().create_client("s3", "us-east-1", endpoint_url=address, **keys)
+        maker = Session().create_client("s3", "us-east-1", endpoint_url=address, **keys)
         maker.create_bucket(Bucket="mine")
         maker.put_object(Bucket="mine", Key="x", Body=CONTENT)
         options = {"endpoint_url": address, **(options or KEYS)}
