@@ -187,8 +187,10 @@ def assert_whole(output: Path) -> None:
 
 
 def assert_equal_datasets(disturbed: Path, undisturbed: Path) -> None:
-    """Same rows in the same order, same files byte for byte, same values read back; statistics the
-    same bit for bit, and those of the features."""
+    """Check that two datasets have equal rows in equal order, equal files and equal values.
+
+    Their statistics are equal bit for bit, and are the statistics of the features.
+    """
     assert_whole(disturbed)
     assert committed_files(disturbed) == committed_files(undisturbed)
     for format_ in open_features(str(undisturbed)).dataset.spec["output"]["formats"]:

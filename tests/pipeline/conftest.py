@@ -1,4 +1,4 @@
-"""Feature sets that several test modules read and none changes, and what is asked of stores."""
+"""Fixtures of the pipeline's tests: feature sets that no test changes, and requests to stores."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ OTHERS = (
 
 
 class OnABucket(Changing):
-    """The same job with its output in a bucket."""
+    """A `Changing` whose output is in a bucket."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
         super().__init__(folder, ("parquet", "zarr"))

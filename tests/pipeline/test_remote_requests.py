@@ -1,4 +1,4 @@
-"""What a remote store is asked for: first things once, objects in few requests, no more."""
+"""Requests to a remote store: first things once, objects in few requests, no more."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def two_shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_what_reading_asks_for_first_is_there_before_rows_are_wanted(
     asked: list[tuple[str, int]], two_shards: tuple[Path, Path]
 ) -> None:
-    """Of the shard behind the window: its metadata, ids and starts, but no frames."""
+    """The metadata, ids and starts of the shard behind the window are there, but no frames."""
     place = in_memory(two_shards[0], "prepared")
     ds = open_features(place, format="zarr")
     ahead = ds._ahead()
@@ -154,7 +154,7 @@ def test_an_end_that_cannot_be_read_now_is_read_later(
 def test_remote_row_groups_come_in_few_requests(
     asked: list[tuple[str, int]], chunked: Path
 ) -> None:
-    """Of each shard the footer, and all its row groups at once: they lie side by side."""
+    """Each shard takes a request for the footer, and one for all row groups, side by side."""
     place = in_memory(chunked, "row-groups")
     ds = open_features(place, format="parquet")
     ds.prefetch(range(6))
@@ -202,7 +202,7 @@ def test_ids_and_starts_that_the_index_has_are_not_fetched(
 def test_ids_and_starts_of_another_release_are_fetched(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, two_shards: tuple[Path, Path]
 ) -> None:
-    """Whose compressor made other bytes of them."""
+    """The other release's compressor made other bytes of them."""
     place = in_memory(two_shards[1], "said-otherwise")
     real = zarr_arrays.vector_chunk
     monkeypatch.setattr(zarr_arrays, "vector_chunk", lambda content: real(content + b"0"))

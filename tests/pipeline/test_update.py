@@ -34,7 +34,7 @@ ALL_BAD = ["run.max_bad_fraction=1"]
 
 
 def changed_names(job: Changing) -> tuple[str, str, str]:
-    """The row that is added, the one that is changed, and the one that goes."""
+    """Return the names of a row to add, of a row to change and of a row to remove."""
     names = job.names()
     return "new.wav", names[2], names[5]
 
