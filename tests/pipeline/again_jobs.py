@@ -35,7 +35,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import Outcome
 from earmill.pipeline.worker.shard_runner import ShardRunner, WorkerJob
-from tests.chaos.jobs import write_corpus, write_job
+from tests.chaos.jobs import FEW, write_corpus, write_job
 
 CLIPS = 4
 
@@ -167,7 +167,8 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.corpus, self.out = folder, folder / "corpus", folder / "out"
-        self.file = write_job(folder / "job.yaml", self.corpus, self.out, shard_rows=2)
+        options = {"shard_rows": 2, "formats": ["parquet"]}
+        self.file = write_job(folder / "job.yaml", self.corpus, self.out, params=FEW, **options)
         self.spec = JobSpec.load(
             self.file, overrides=("output.shard_seconds=100", "run.max_bad_fraction=1")
         )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import CREW, DRIVER_FILE
 from earmill.pipeline.worker.row_pipeline import RowProcessor
-from tests.chaos.jobs import write_corpus, write_job
+from tests.chaos.jobs import FEW, write_corpus, write_job
 from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import Killed
 
@@ -30,16 +31,22 @@ Values = dict[str, dict[str, bytes]]
 
 
 class Changing:
-    """A corpus of six clips, two a shard, and its finished output."""
+    """A corpus of six clips, two a shard, and its finished output.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Folder of both.
+        formats: Formats of the output.
+    """
+
+    def __init__(self, folder: Path, formats: Sequence[str] = ("parquet",)) -> None:
         self.folder, self.corpus, self.out = folder, folder / "corpus", folder / "out"
+        self.formats = formats
         self.computed: list[str] = []
 
     def spec(self, out: Path | None = None) -> JobSpec:
         place = self.out if out is None else out
-        options = {"shard_rows": 2, "shard_seconds": 100, "formats": ["zarr", "parquet"]}
-        file = write_job(self.folder / "job.yaml", self.corpus, place, **options)
+        options = {"shard_rows": 2, "shard_seconds": 100, "formats": [*self.formats]}
+        file = write_job(self.folder / "job.yaml", self.corpus, place, params=FEW, **options)
         return JobSpec.load(file, overrides=("run.max_bad_fraction=1", "name=job"))
 
     @property
@@ -125,28 +132,47 @@ class Dying(Layout):
         super().delete(rel)
 
 
-@pytest.fixture(name="pristine", scope="module")
-def corpus_and_output(tmp_path_factory: pytest.TempPathFactory, no_ray: None) -> tuple[Path, Path]:
-    """The folder of the job, and a copy of what was there when it had finished."""
-    folder = tmp_path_factory.mktemp("changing")
-    job = Changing(folder)
-    write_corpus(job.corpus, CLIPS, seconds=0.5)
-    end = job.extract()
-    assert (end.rows_ok, end.shards) == (CLIPS, CLIPS // 2)
-    copy = folder.parent / f"{folder.name}-copy"
-    shutil.copytree(folder, copy)
-    return folder, copy
+@pytest.fixture(name="restored", scope="module")
+def corpus_and_output(
+    tmp_path_factory: pytest.TempPathFactory, no_ray: None
+) -> Callable[[Sequence[str]], Changing]:
+    """Return a function: formats to the job as it was when it had finished with these formats."""
+
+    @cache
+    def finished(formats: Sequence[str]) -> tuple[Path, Path]:
+        folder = tmp_path_factory.mktemp("changing")
+        job = Changing(folder, formats)
+        write_corpus(job.corpus, CLIPS, seconds=0.5)
+        end = job.extract()
+        assert (end.rows_ok, end.shards) == (CLIPS, CLIPS // 2)
+        copy = folder.parent / f"{folder.name}-copy"
+        shutil.copytree(folder, copy)
+        return folder, copy
+
+    def restored(formats: Sequence[str]) -> Changing:
+        folder, copy = finished(formats)
+        shutil.rmtree(folder)
+        shutil.copytree(copy, folder)
+        return Changing(folder, formats)
+
+    return restored
 
 
 @pytest.fixture(name="changing")
-def fresh(pristine: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Changing]:
-    """The job as it was when it had finished."""
-    folder, copy = pristine
-    shutil.rmtree(folder)
-    shutil.copytree(copy, folder)
-    job = Changing(folder)
+def fresh(
+    restored: Callable[[Sequence[str]], Changing],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Changing:
+    """The finished job; with Parquet alone, unless the test is `in_both_formats`."""
+    job = restored(getattr(request, "param", ("parquet",)))
     note_computed(monkeypatch, job.computed)
-    yield job
+    return job
+
+
+in_both_formats = pytest.mark.parametrize(
+    "changing", [("parquet", "zarr")], ids=["both"], indirect=True
+)
 
 
 def note_computed(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> None:

@@ -1,11 +1,13 @@
-"""Feature sets that several test modules read and none changes, and what is asked of stores."""
+"""Fixtures of the pipeline's tests: feature sets that no test changes, and requests to stores."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from botocore import session
 
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.again_jobs import code_stays_as_it_is
@@ -15,6 +17,17 @@ from tests.pipeline.reader_data import N_ROWS, write_chunked, write_set
 @pytest.fixture(scope="session", autouse=True)
 def _code_stays_as_it_is() -> Iterator[None]:
     with code_stays_as_it_is():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _botocore_reads_once() -> Iterator[None]:
+    """All sessions of botocore share a loader, so the description of S3 is parsed once.
+
+    Each client of S3 would parse it anew, which takes longer than most tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "create_loader", cache(session.create_loader))
         yield
 
 

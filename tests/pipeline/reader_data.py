@@ -10,9 +10,11 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -217,6 +219,15 @@ def write_chunked(uri: Any) -> None:
         patch.setattr(zarr_sink, "CHUNKS_PER_OBJECT", 3)
         patch.setitem(parquet_sink.ROW_GROUP_BYTES, "random", (4096, 8192))
         write_set(uri, n_rows=6, rows_per_shard=3, seconds=chunked_seconds)
+
+
+def in_memory(folder: Path, name: str) -> str:
+    """Copy a set into fsspec's memory, which is read as a remote store; return the copy's URI."""
+    memory = fsspec.filesystem("memory")
+    for path in folder.rglob("*"):
+        if path.is_file():
+            memory.pipe_file(f"/{name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    return f"memory://{name}"
 
 
 def n_frames(row: int, rate_hz: float) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from earmill import open_features
 from earmill.pipeline.spec.job import JobSpec
+from tests.chaos.jobs import FEW
 from tests.pipeline import audio_factory
 
 FS_HZ = 16000
@@ -16,8 +17,6 @@ MEL = {"model": "melspectrogram", "fs_hz": FS_HZ, "params": {"n_fft": 512}}
 # A recording of a minute, in spans.
 SPANS, SPAN_S, SECONDS = 5, 13, 13 * 4 + 11.37
 SPIKES = {"adaptation": {}, "spikes": {}}
-# A few channels of the model: each is computed as the others are.
-FEW = {"flow": 400.0, "fhigh": 1000.0}
 
 
 def spanned(folder: Path, seconds: int, *models: dict[str, Any], **changes: Any) -> JobSpec:

@@ -25,6 +25,7 @@ from tests.pipeline.changing_corpus import (
     Dying,
     corpus_and_output,  # noqa: F401
     fresh,  # noqa: F401
+    in_both_formats,
     values_of,
 )
 
@@ -38,6 +39,7 @@ def joined(job: Changing, **options: Any) -> dict[str, dict[str, bytes]]:
     return {row.row_id: {k: v.tobytes() for k, v in row.features.items()} for row in ds}
 
 
+@in_both_formats
 def test_rows_have_the_streams_of_both(changing: Changing, tmp_path: Path) -> None:
     before = changing.values()
     end = earmill.add_features(changing.out, MEL)
@@ -146,6 +148,7 @@ def test_after_an_update_it_is_gone_until_it_has_taken_the_change_in(
     assert_whole(changing.out)
 
 
+@in_both_formats
 def test_a_kill_leaves_the_dataset_as_it_was_and_the_command_goes_on(
     changing: Changing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,6 @@ from tests.pipeline.outputs import (
     dataset_file,
     make_row,
     publish,
-    s3_server,
     small_dataset,
     write_plan,
 )
@@ -265,13 +264,3 @@ def _front_of(layout: Layout, records: list[CommitRecord]) -> list[str]:
     text = readme(dataset_file(), records, index, OutFile("index/x", 1, "0" * 64))
     assert "*.parquet" not in text
     return text.split("---")[1].splitlines()
-
-
-def test_credentials_reach_no_file() -> None:
-    with s3_server() as options:
-        layout = small_dataset("s3://out/secret", options)
-        finalise(layout)
-        assert json.loads(layout.read_bytes("croissant.json"))["url"] == "s3://out/secret"
-        for name in layout.everything():
-            content = layout.read_bytes(name)
-            assert b"user-key" not in content and b"user-secret" not in content

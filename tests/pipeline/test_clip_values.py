@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,21 +41,30 @@ def row(number: int) -> FeatureRow:
     return replace(made, streams={**made.streams, "levels": loudness(number), "score": score})
 
 
-def written(place: Path, dtype: str = "float16", finalised: bool = True) -> Path:
-    """A set of two shards of three rows."""
-    streams = [*STREAMS, *as_stored([LEVELS, SCORE], dtype)]
-    writer = Writer(place, formats=("parquet", "zarr", "webdataset"), dtype=dtype, streams=streams)
+@pytest.fixture(scope="module")
+def open_and_closed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A set of two shards of three rows, before and after finalise. No test changes them."""
+    places = tmp_path_factory.mktemp("open"), tmp_path_factory.mktemp("closed")
+    streams = [*STREAMS, *as_stored([LEVELS, SCORE], "float16")]
+    writer = Writer(places[1], formats=("parquet", "zarr", "webdataset"), streams=streams)
     for shard in (0, 1):
         writer.shard(shard, [row(3 * shard + k) for k in range(3)], bad=[f"bad{shard}.wav"])
-    if finalised:
-        writer.finalise()
-    return place
+    shutil.copytree(places[1], places[0], dirs_exist_ok=True)
+    writer.finalise()
+    return places
+
+
+@pytest.fixture
+def closed(open_and_closed: tuple[Path, Path]) -> Path:
+    return open_and_closed[1]
 
 
 @pytest.mark.parametrize("finalised", [True, False])
 @pytest.mark.parametrize("format", ["parquet", "zarr", "webdataset"])
-def test_values_are_exact_and_in_the_table(tmp_path: Path, format: str, finalised: bool) -> None:
-    ds = earmill.open_features(written(tmp_path, finalised=finalised), format=format)
+def test_values_are_exact_and_in_the_table(
+    open_and_closed: tuple[Path, Path], format: str, finalised: bool
+) -> None:
+    ds = earmill.open_features(open_and_closed[finalised], format=format)
     table = ds.table
     assert table["levels_integrated"].to_pylist() == [float(loudness(k)[0, 0]) for k in range(6)]
     assert table["score_value"].to_pylist() == [0, 1, 2, 3, 4, 5]
@@ -63,16 +73,15 @@ def test_values_are_exact_and_in_the_table(tmp_path: Path, format: str, finalise
         assert each.features["modulation"].dtype == np.float32
 
 
-def test_other_libraries_read_them_as_columns(tmp_path: Path) -> None:
-    written(tmp_path)
-    (first, _) = sorted(tmp_path.glob("data/**/*.parquet"))
+def test_other_libraries_read_them_as_columns(closed: Path) -> None:
+    (first, _) = sorted(closed.glob("data/**/*.parquet"))
     table = pq.read_table(first, columns=["levels_peak"], use_threads=False)
     assert table["levels_peak"].to_pylist() == [float(loudness(k)[0, 1]) for k in range(3)]
 
 
 @pytest.mark.parametrize("format", ["parquet", "zarr", "webdataset"])
-def test_a_filtered_set_has_the_features_of_its_rows(tmp_path: Path, format: str) -> None:
-    whole = earmill.open_features(written(tmp_path), format=format)
+def test_a_filtered_set_has_the_features_of_its_rows(closed: Path, format: str) -> None:
+    whole = earmill.open_features(closed, format=format)
     some = whole.filter(pc.field("levels_integrated") < -24.5).filter(pc.field("score_value") < 5)
     assert [each.row_id for each in some] == [whole[k].row_id for k in (2, 3, 4)]
     for each, number in zip(some, (2, 3, 4), strict=True):
@@ -87,8 +96,8 @@ def test_a_filtered_set_has_the_features_of_its_rows(tmp_path: Path, format: str
     assert set(earmill.compute_statistics(some)) >= {"modulation", "loudness"}
 
 
-def test_sets_end_to_end_mixed_and_empty(tmp_path: Path) -> None:
-    one, two = written(tmp_path / "one"), written(tmp_path / "two")
+def test_sets_end_to_end_mixed_and_empty(closed: Path, tmp_path: Path) -> None:
+    one, two = closed, Path(shutil.copytree(closed, tmp_path / "two"))
     loud = pc.field("score_value") > 3
     assert len(earmill.open_features([one, two]).filter(loud)) == 4
     mixed = earmill.mix([earmill.open_features(each) for each in (one, two)], [1, 1], draws=4)
@@ -97,8 +106,8 @@ def test_sets_end_to_end_mixed_and_empty(tmp_path: Path) -> None:
     assert len(nothing) == 0 and list(nothing) == []
 
 
-def test_a_wrong_expression_is_refused(tmp_path: Path) -> None:
-    ds = earmill.open_features(written(tmp_path))
+def test_a_wrong_expression_is_refused(closed: Path) -> None:
+    ds = earmill.open_features(closed)
     for wrong in (pc.field("lufs") > 1, "score_value > 1", pc.field("row_id") > 1, [True] * 6):
         with pytest.raises(ValueError, match=r"filter: expected .* the columns are .*score_value"):
             ds.filter(wrong)  # type: ignore[arg-type]
@@ -117,19 +126,17 @@ def test_names_of_values_are_not_names_of_streams() -> None:
         (["--where-min", "seconds=1"], []),
     ],
 )
-def test_inspect_lists_chosen_rows(tmp_path: Path, arguments: list[str], wanted: list[int]) -> None:
-    place = str(written(tmp_path))
-    listed = CliRunner().invoke(app, ["inspect", place, *arguments])
+def test_inspect_lists_chosen_rows(closed: Path, arguments: list[str], wanted: list[int]) -> None:
+    listed = CliRunner().invoke(app, ["inspect", str(closed), *arguments])
     ids = [row(number).row_id for number in wanted]
     assert listed.exit_code == 0, listed.output
     assert [line.split("  ")[0] for line in listed.output.splitlines()[:-1]] == ids
     assert listed.output.splitlines()[-1] == f"{len(ids)} of 6 rows"
-    as_json = CliRunner().invoke(app, ["inspect", place, *arguments, "--json"])
+    as_json = CliRunner().invoke(app, ["inspect", str(closed), *arguments, "--json"])
     assert [each["row_id"] for each in json.loads(as_json.output)] == ids
 
 
 @pytest.mark.parametrize("limit", ["lufs=1", "row_id=1", "seconds", "seconds=loud", "seconds=nan"])
-def test_inspect_refuses_other_limits(tmp_path: Path, limit: str) -> None:
-    place = str(written(tmp_path))
-    refused = CliRunner().invoke(app, ["inspect", place, "--where-min", limit])
+def test_inspect_refuses_other_limits(closed: Path, limit: str) -> None:
+    refused = CliRunner().invoke(app, ["inspect", str(closed), "--where-min", limit])
     assert refused.exit_code == 2 and "expected" in refused.output

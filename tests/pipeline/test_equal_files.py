@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from tests.chaos.jobs import assert_whole, committed_files, write_job
+from tests.chaos.jobs import FEW, assert_whole, committed_files, write_job
 from tests.pipeline import audio_factory
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
 from tests.pipeline.changing_corpus import Dying, Values, note_computed, values_of
@@ -41,7 +42,10 @@ class Job:
 
     Attributes:
         computed: Rows that were computed.
+        formats: Formats of the output.
     """
+
+    formats: Sequence[str] = ("parquet",)
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.corpus, self.out = folder, folder / "corpus", folder / "out"
@@ -57,8 +61,8 @@ class Job:
         (self.corpus / "like.wav").write_bytes(data)
 
     def spec(self, *overrides: str, once: bool = True) -> JobSpec:
-        options = {"shard_rows": 2, "shard_seconds": 100, "formats": ["zarr", "parquet"]}
-        file = write_job(self.folder / "job.yaml", self.corpus, self.out, **options)
+        options = {"shard_rows": 2, "shard_seconds": 100, "formats": [*self.formats]}
+        file = write_job(self.folder / "job.yaml", self.corpus, self.out, params=FEW, **options)
         wanted = [f"output.equal_files_once={str(once).lower()}", "run.max_bad_fraction=1"]
         return JobSpec.load(file, overrides=[*wanted, *overrides])
 
@@ -168,6 +172,7 @@ def test_spans_of_equal_files_are_computed(job: Job) -> None:
 def test_killed_anywhere_it_ends_as_if_it_had_not_been(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job.formats = ("parquet", "zarr")
     job.extract()
     whole, now = committed_files(job.out), job.values()
     Dying.patch(monkeypatch)
@@ -233,6 +238,7 @@ def test_what_becomes_of_equal_files_in_the_next_snapshot(job: Job) -> None:
 def test_equal_files_of_one_update_are_computed_once(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job.formats = ("parquet", "zarr")
     job.extract()
     before = job.values()
     added = {"new/1.wav": 21, "new/2.wav": 21, "b.wav": 22, "new/3.wav": 22, "new/4.wav": 23}

@@ -17,6 +17,7 @@ from earmill.pipeline.sources.base import listing
 from earmill.pipeline.spec.job import JobSpec
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline import hf_data, tars
+from tests.pipeline.workers_here import workers_here
 
 Section = dict[str, Any]
 
@@ -77,7 +78,8 @@ def test_a_trial_has_an_output_of_its_own(
     corpus = write_corpus(tmp_path / "corpus", 4, seconds=0.3)
     job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out")
     options = ["--limit", "2", "--workers", "1", "--device", "cpu", "-q"]
-    assert run(["extract", str(job), *options]) == 0
+    with workers_here():
+        assert run(["extract", str(job), *options]) == 0
     assert f"{tmp_path / 'out'}-first-2" in capsys.readouterr().out
     assert len(open_features(f"{tmp_path / 'out'}-first-2")) == 2
     assert not (tmp_path / "out").exists()

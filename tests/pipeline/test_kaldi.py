@@ -12,6 +12,7 @@ from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.kaldi import KaldiSection
 from tests.pipeline.audio_factory import clip
+from tests.pipeline.workers_here import workers_here
 
 TABLES = {
     "wav.scp": "rec1 audio/one.wav\nrec2   audio/two words.wav \n",
@@ -115,14 +116,14 @@ def test_bad_segments_are_quarantined_and_the_others_are_rows(folder: Path, tmp_
     )
     with (folder / "wav.scp").open("a") as file:
         file.write("rec3 audio/gone.wav\n")
-    end = earmill.extract(
-        {
-            "source": {"kind": "kaldi", "uri": str(folder)},
-            "extract": [{"model": "melspectrogram"}],
-            "output": {"uri": str(tmp_path / "features")},
-            "run": {"executor": "local", "max_bad_fraction": 1.0},
-        }
-    )
+    job = {
+        "source": {"kind": "kaldi", "uri": str(folder)},
+        "extract": [{"model": "melspectrogram"}],
+        "output": {"uri": str(tmp_path / "features")},
+        "run": {"executor": "local", "max_bad_fraction": 1.0},
+    }
+    with workers_here():
+        end = earmill.extract(job)
     assert (end.rows_ok, end.rows_bad) == (1, 3)
     features = earmill.open_features(tmp_path / "features")
     assert [(row.row_id, row.extra["speaker"]) for row in features] == [("good", None)]

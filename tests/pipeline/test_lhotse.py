@@ -16,6 +16,7 @@ from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.lhotse import LhotseSection
 from tests.pipeline.audio_factory import clip, encode, speech_like
+from tests.pipeline.workers_here import workers_here
 
 RATE_HZ = 16000
 
@@ -51,14 +52,14 @@ def rows(path: Path, **section: object) -> list[Item]:
 def extracted(folder: Path, source: dict[str, Any], **output: Any) -> str:
     """Run a job; return its place."""
     place = str(folder / "features")
-    earmill.extract(
-        {
-            "source": source,
-            "extract": [{"model": "melspectrogram", "fs_hz": RATE_HZ}],
-            "output": {"uri": place, **output},
-            "run": {"executor": "local", "max_bad_fraction": 1.0},
-        }
-    )
+    job = {
+        "source": source,
+        "extract": [{"model": "melspectrogram", "fs_hz": RATE_HZ}],
+        "output": {"uri": place, **output},
+        "run": {"executor": "local", "max_bad_fraction": 1.0},
+    }
+    with workers_here():
+        earmill.extract(job)
     return place
 
 
@@ -166,13 +167,13 @@ def test_numbers_of_a_clip_are_no_frames(folder: Path, cuts: CutSet) -> None:
     """A stream with one frame a clip has no rate."""
     cuts.to_file(folder / "cuts.jsonl")
     place = str(folder / "features")
-    earmill.extract(
-        {
-            "source": {"kind": "lhotse", "uri": str(folder / "cuts.jsonl")},
-            "extract": [{"model": "glasberg2002", "streams": {"loudness_summary": {}}}],
-            "output": {"uri": place},
-            "run": {"executor": "local"},
-        }
-    )
+    job = {
+        "source": {"kind": "lhotse", "uri": str(folder / "cuts.jsonl")},
+        "extract": [{"model": "glasberg2002", "streams": {"loudness_summary": {}}}],
+        "output": {"uri": place},
+        "run": {"executor": "local"},
+    }
+    with workers_here():
+        earmill.extract(job)
     with pytest.raises(ValueError, match=r"the streams of frames, \[\]"):
         earmill.to_lhotse(place, cuts, stream="loudness_summary")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import re
 import subprocess
@@ -13,7 +15,10 @@ from typing import Any
 import pytest
 
 import earmill
+from earmill.jobs.cli import run
+from earmill.pipeline.common.errors import MissingPackageError
 from tests.pipeline.reader_data import write_set
+from tests.pipeline.workers_here import workers_here
 from tests.without_packages import ALL, EXTRACT, MODELS, without
 
 # Runs command lines, or functions of earmill with arguments, and prints what became of them.
@@ -21,6 +26,7 @@ SCRIPT = """
 import contextlib, io, json, sys
 import earmill
 from earmill.jobs.cli import run
+from earmill.pipeline.common.errors import MissingPackageError
 
 results = []
 for name, *arguments in json.loads(sys.argv[1]):
@@ -64,7 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with wave.open(str(folder / "audio" / f"{name}.wav"), "wb") as file:
             file.setparams((1, 2, 16000, 0, "NONE", ""))
             file.writeframes(b"\1\2" * 8000)
-        earmill.extract(job, update=name == "b")
+        with workers_here():
+            earmill.extract(job, update=name == "b")
     write_set(folder / "small", n_rows=6, rows_per_shard=2, finalised=True)
     jobs: dict[str, dict[str, Any]] = {
         "job": {},
@@ -83,8 +90,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def results(folder: Path, missing: tuple[str, ...], calls: list[Any]) -> list[Any]:
-    """Run the calls in one process that lacks packages; return exit code or error, and text."""
+def results(
+    folder: Path, missing: tuple[str, ...], groups: dict[str, list[Any]]
+) -> dict[str, list[Any]]:
+    """Run groups of calls in one process that lacks packages.
+
+    Returns:
+        The calls of each group, each with its exit code or error, and its text.
+    """
+    calls = [call for group in groups.values() for call in group]
     private = folder / f"lacks {len(missing)}"
     # A cache without descriptions of models: with them `plan` needs no models.
     environment = without(private, *missing) | {"XDG_CACHE_HOME": str(private / "cache")}
@@ -97,7 +111,8 @@ def results(folder: Path, missing: tuple[str, ...], calls: list[Any]) -> list[An
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    said = iter(json.loads(done.stdout.splitlines()[-1]))
+    return {name: [(call, *next(said)) for call in group] for name, group in groups.items()}
 
 
 def assert_one_line(text: str, extra: str) -> None:
@@ -127,11 +142,6 @@ READING = [
 ]
 
 
-def test_the_base_reads_inspects_verifies_and_plots(folder: Path) -> None:
-    for call, (code, text) in zip(READING, results(folder, ALL, READING), strict=True):
-        assert code == 0, (call, text)
-
-
 COMMANDS = {
     "extract": [
         ["extract", "job.yaml"],
@@ -154,20 +164,38 @@ COMMANDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def base(folder: Path) -> dict[str, list[Any]]:
+    """Calls where no package of an extra is: what reads, commands by extra, and public names."""
+    commands = {
+        extra: [["command", *arguments] for arguments in lines] for extra, lines in COMMANDS.items()
+    }
+    names = [[name] for name in earmill.__all__]
+    return results(folder, ALL, {"reading": READING, **commands, "names": names})
+
+
+def test_the_base_reads_inspects_verifies_and_plots(base: dict[str, list[Any]]) -> None:
+    for call, code, text in base["reading"]:
+        assert code == 0, (call, text)
+
+
 @pytest.mark.parametrize("extra", COMMANDS)
-def test_a_command_names_its_extra_in_one_line(folder: Path, extra: str) -> None:
-    calls = [["command", *arguments] for arguments in COMMANDS[extra]]
-    for call, (code, text) in zip(calls, results(folder, ALL, calls), strict=True):
+def test_a_command_names_its_extra_in_one_line(base: dict[str, list[Any]], extra: str) -> None:
+    for call, code, text in base[extra]:
         assert code == 2, (call, text)
         assert_one_line(text, extra)
 
 
-def test_a_job_on_ray_names_ray(folder: Path) -> None:
-    calls = [["command", "extract", "ray.yaml"], ["extract", "ray.yaml"]]
-    (code, text), (kind, message) = results(folder, ("ray",), calls)
-    assert (code, kind) == (2, "MissingPackageError")
-    assert_one_line(text, "ray")
-    assert_one_line(message, "ray")
+def test_a_job_on_ray_names_ray(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.chdir(folder)
+    assert run(["extract", "ray.yaml"]) == 2
+    assert_one_line(capsys.readouterr().err, "ray")
+    with pytest.raises(MissingPackageError) as refused:
+        earmill.extract("ray.yaml")
+    assert_one_line(str(refused.value), "ray")
 
 
 CALLS = {
@@ -196,20 +224,22 @@ CALLS = {
 }
 
 
+@pytest.fixture(scope="module")
+def base_with_pytest(folder: Path) -> dict[str, list[Any]]:
+    """The calls of `CALLS` where no package of an extra is but pytest."""
+    return results(folder, tuple(name for name in ALL if name != "pytest"), CALLS)
+
+
 @pytest.mark.parametrize("extra", CALLS)
-def test_a_public_name_names_its_extra(folder: Path, extra: str) -> None:
-    missing = tuple(name for name in ALL if name != "pytest")
-    for call, (kind, text) in zip(
-        CALLS[extra], results(folder, missing, CALLS[extra]), strict=True
-    ):
+def test_a_public_name_names_its_extra(base_with_pytest: dict[str, list[Any]], extra: str) -> None:
+    for call, kind, text in base_with_pytest[extra]:
         assert kind == "MissingPackageError", (call, kind, text)
         assert_one_line(text, extra)
 
 
-def test_every_public_name_is_there_or_names_an_extra(folder: Path) -> None:
-    calls = [[name] for name in earmill.__all__]
+def test_every_public_name_is_there_or_names_an_extra(base: dict[str, list[Any]]) -> None:
     missing = []
-    for (name,), (kind, text) in zip(calls, results(folder, ALL, calls), strict=True):
+    for (name,), kind, text in base["names"]:
         if kind != 0:
             assert kind == "MissingPackageError", (name, kind, text)
             assert text.startswith(f"earmill.{name}: ")
@@ -218,86 +248,88 @@ def test_every_public_name_is_there_or_names_an_extra(folder: Path) -> None:
     assert not {"open_features", "mix", "StreamInfo", "SpikeEvents", "extract"} & set(missing)
 
 
-READ_ALL = """
+def read_all(folder: Path) -> str:
+    """Return hashes of all values of a dataset, and its statistics."""
+    found: list[Any] = []
+    for fmt in ("zarr", "parquet"):
+        ds = earmill.open_features(folder, format=fmt)
+        for row in ds:
+            for name in sorted(row.features):
+                found.append(hashlib.sha256(row.features[name].tobytes()).hexdigest())
+        statistics = earmill.compute_statistics(ds)
+        found.append([statistics[name].mean.tolist() for name in sorted(statistics)])
+    return str(found)
+
+
+# The module of this test needs pytest, which the base lacks.
+READ_ALL = f"""
+from __future__ import annotations
 import hashlib, sys, earmill
-sums = []
-for fmt in ("zarr", "parquet"):
-    ds = earmill.open_features("small", format=fmt)
-    for row in ds:
-        for name in sorted(row.features):
-            sums.append(hashlib.sha256(row.features[name].tobytes()).hexdigest())
-    statistics = earmill.compute_statistics(ds)
-    sums.append([statistics[name].mean.tolist() for name in sorted(statistics)])
-print(sums)
+
+{inspect.getsource(read_all)}
+"""
+IN_THE_BASE = """
+print(read_all("small"))
 try:
-    ds.torch()
-    print("torch")
+    earmill.open_features("small").torch()
 except ImportError as error:
     print(error)
-print([name for name in ("torch", "numba", "ray") if sys.modules.get(name)])
+"""
+WITH_TORCH_ALONE = """
+class Searched:
+    count = 0
+
+    def find_spec(self, name, path=None, target=None):
+        if name == "numba":
+            Searched.count += 1
+            raise ModuleNotFoundError("No module named numba", name="numba")
+
+sys.meta_path.insert(0, Searched())
+print(read_all("small"))
+print(Searched.count)
+ds = earmill.open_features("small")
+print(type(ds.torch()[0].features["modulation"]))
+loader = earmill.FeatureLoader(ds.iterable(seed=1, batch_size=2))
+print(sum(len(batch) for batch in loader))
 """
 
 
-def test_values_are_the_same_bits_with_and_without_numba(folder: Path) -> None:
+def printed(folder: Path, script: str, *missing: str) -> list[str]:
+    """Return the lines that a script prints in a process that lacks packages."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL + script],
+        cwd=folder,
+        env=without(folder / f"reads without {len(missing)}", *missing),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def torch_alone(folder: Path) -> list[str]:
+    """Lines of a process that has torch, no other package of the models, and looks for numba."""
+    missing = (name for name in (*EXTRACT, "ray") if name not in ("torch", "numba"))
+    return printed(folder, WITH_TORCH_ALONE, *missing)
+
+
+def test_values_are_the_same_bits_with_and_without_numba(
+    folder: Path, torch_alone: list[str]
+) -> None:
     """numpy widens float16 where numba is missing."""
-    printed = {}
-    for kind, missing in (("all", ()), ("no numba", ("numba",)), ("base", ALL)):
-        done = subprocess.run(
-            [sys.executable, "-c", READ_ALL],
-            cwd=folder,
-            env=without(folder / f"reads {kind}", *missing),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        printed[kind] = done.stdout.splitlines()
-    assert printed["all"][0] == printed["no numba"][0] == printed["base"][0]
-    assert printed["all"][1] == printed["no numba"][1] == "torch"
-    assert_one_line(printed["base"][1], "torch")
-    assert printed["base"][2] == "[]"
+    sums, refused = printed(folder, IN_THE_BASE, *ALL)
+    assert read_all(folder / "small") == sums == torch_alone[0]
+    assert_one_line(refused, "torch")
 
 
-def test_values_are_read_after_one_search_for_numba(folder: Path) -> None:
+def test_values_are_read_after_one_search_for_numba(torch_alone: list[str]) -> None:
     """A failed import is not kept by Python: to repeat it for each value takes milliseconds."""
-    code = (
-        "import sys, earmill\n"
-        "class Searched:\n"
-        "    count = 0\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'numba':\n"
-        "            Searched.count += 1\n"
-        "            raise ModuleNotFoundError('No module named numba', name='numba')\n"
-        "sys.meta_path.insert(0, Searched())\n"
-        "print(len([row.features for row in earmill.open_features('small')]), Searched.count)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=without(folder / "searches", "ray"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["6", "1"]
+    assert torch_alone[1] == "1"
 
 
-def test_a_loader_needs_torch_alone(folder: Path) -> None:
-    missing = tuple(name for name in EXTRACT if name != "torch")
-    code = (
-        "import earmill\n"
-        "ds = earmill.open_features('small')\n"
-        "loader = earmill.FeatureLoader(ds.iterable(seed=1, batch_size=2))\n"
-        "print(sum(len(batch) for batch in loader))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env=without(folder / "loads", *missing),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["6"]
+def test_a_loader_needs_torch_alone(torch_alone: list[str]) -> None:
+    assert torch_alone[2:] == ["<class 'torch.Tensor'>", "6"]
 
 
 def test_models_alone_name_their_own_extra(tmp_path: Path) -> None:

@@ -262,6 +262,7 @@ def test_each_row_of_a_table_in_a_bucket_is_its_own_key(place: Place) -> None:
     cut = CUT[place.uri.partition(":")[0]]
     names = [key for key in keys_of(place) if key not in cut and "\n" not in key and key[0] != "/"]
     rows = "".join('"{}"\n'.format(name.replace('"', '""')) for name in names)
+    addresses: list[str] = []
     for table, cells, options in (
         ("odd/m.csv", rows, {}),
         ("lists/m.csv", rows, {"prefix": "../odd/"}),
@@ -270,7 +271,12 @@ def test_each_row_of_a_table_in_a_bucket_is_its_own_key(place: Place) -> None:
         put(place, table, f"uri\n{cells}".encode())
         try:
             source = manifest(f"{place.uri}/{table}", storage_options=place.options, **options)
-            assert contents(source, list(source.items())) == [data(name) for name in names]
+            items = list(source.items())
+            # An address is read as it was, whatever table has it: some of them are enough.
+            step = 10 if addresses else 1
+            assert contents(source, items[::step]) == [data(name) for name in names[::step]]
+            addresses = addresses or [item.uri for item in items]
+            assert [item.uri for item in items] == addresses
         finally:
             remove(place, table)
 

@@ -27,12 +27,13 @@ from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.shard_runner import ShardRunner
-from tests.chaos.jobs import write_corpus, write_job
+from tests.chaos.jobs import FEW, write_corpus, write_job
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.outages import Clock, FaultyStore, drive, s3_error, s3_store
 from tests.pipeline.workers_here import worker_job
 
 CLIPS = 4
+OUTPUT: dict[str, Any] = {"params": FEW, "formats": ["parquet"], "shard_seconds": 0.2}
 AWAY = s3_error("503 Service Unavailable", "ServiceUnavailable")
 DENIED = s3_error("403 Forbidden", "AccessDenied")
 
@@ -97,7 +98,7 @@ def store(bucket: tuple[FaultyStore, dict[str, Any]]) -> Iterator[FaultyStore]:
 
 
 def s3_job(folder: Path, options: dict[str, Any]) -> Job:
-    path = write_job(folder / "job.yaml", folder, folder / "out", shard_seconds=0.2)
+    path = write_job(folder / "job.yaml", folder, folder / "out", **OUTPUT)
     job = yaml.safe_load(path.read_text())
     job["source"] = {"kind": "files", "uri": "s3://corpus/speech", "storage_options": options}
     path.write_text(yaml.safe_dump(job))
@@ -106,7 +107,7 @@ def s3_job(folder: Path, options: dict[str, Any]) -> Job:
 
 def local_job(folder: Path) -> Job:
     corpus = write_corpus(folder / "corpus", CLIPS, seconds=0.3)
-    return Job(write_job(folder / "job.yaml", corpus, folder / "out", shard_seconds=0.2))
+    return Job(write_job(folder / "job.yaml", corpus, folder / "out", **OUTPUT))
 
 
 def test_a_minute_of_503_costs_no_row(

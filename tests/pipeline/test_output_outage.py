@@ -26,11 +26,12 @@ from earmill.pipeline.storage import local_store, retrying
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.worker.messages import ShardOrder
 from earmill.pipeline.worker.shard_runner import ShardRunner
-from tests.chaos.jobs import write_corpus, write_job
+from tests.chaos.jobs import FEW, write_corpus, write_job
 from tests.pipeline.outages import Clock, FaultyStore, s3_error, s3_store
 from tests.pipeline.workers_here import worker_job
 
 CLIPS = 2
+OUTPUT: dict[str, Any] = {"params": FEW, "formats": ["parquet"], "shard_seconds": 0.2}
 SMALL_FILES = [
     *("plan/", "dataset.json", "driver.json", "index/", "README.md", "croissant.json"),
     "provenance.jsonld",
@@ -92,7 +93,7 @@ def test_a_disk_that_fails_under_a_small_file_is_one_line(
     number: int,
     said: str,
 ) -> None:
-    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=0.2)
+    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", **OUTPUT)
     # A dataset of its own plan and commits that was never begun is not continued: begin it first.
     full = {"now": False}
     begun = name not in ("plan/", "dataset.json", "driver.json")
@@ -123,7 +124,7 @@ def prepare(job: Path) -> None:
 def test_an_output_that_cannot_be_written_at_all_is_still_an_error_of_the_job(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=0.2)
+    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", **OUTPUT)
     fail(monkeypatch, ".probe", errno.EACCES, on=lambda: True)
     with pytest.raises(OutputError, match=r"cannot write to .* permission denied") as caught:
         run_job(JobSpec.load(job))
@@ -168,7 +169,7 @@ def test_a_bucket_that_says_not_now_is_asked_again_then_it_is_one_line(
     store, options = bucket
     clock = Clock()
     monkeypatch.setattr(retrying, "RETRIES", clock.retries(75.0))
-    path = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=0.2)
+    path = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", **OUTPUT)
     job = yaml.safe_load(path.read_text())
     job["output"] |= {"uri": f"s3://corpus/{answer[0][:3]}", "storage_options": options}
     path.write_text(yaml.safe_dump(job))
@@ -196,7 +197,7 @@ def test_an_output_that_dies_in_the_middle_is_one_line_whatever_fails_after_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The lock cannot be given back either; that must not hide the reason."""
-    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_seconds=0.2)
+    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", **OUTPUT)
     prepare(job)
     dead = {"now": False}
     read = Layout.read_bytes.__wrapped__  # type: ignore[attr-defined]

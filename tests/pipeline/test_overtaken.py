@@ -31,6 +31,7 @@ from tests.pipeline.changing_corpus import (
     Changing,
     corpus_and_output,  # noqa: F401
     fresh,  # noqa: F401
+    in_both_formats,
 )
 from tests.pipeline.outputs import s3_server
 from tests.pipeline.stopped import Stop, stopped
@@ -133,10 +134,10 @@ OTHERS = (
 
 
 class OnABucket(Changing):
-    """The same job with its output in a bucket."""
+    """A `Changing` whose output is in a bucket."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
-        super().__init__(folder)
+        super().__init__(folder, ("parquet", "zarr"))
         self.options, self.uri = options, "s3://out/set"
 
     def spec(self, out: Path | None = None) -> JobSpec:
@@ -253,6 +254,7 @@ def _one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copied_rows, "THREADS", 1)
 
 
+@in_both_formats
 @pytest.mark.timeout(1800)  # many runs of a job
 @pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["some", "every"]
@@ -268,6 +270,7 @@ def test_a_stopped_command_says_so_and_harms_nothing(
     check(Trial(changing, command), every=every)
 
 
+@in_both_formats
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("command", [extract_joining, update], ids=lambda one: one.__name__)

@@ -80,7 +80,10 @@ def job(folder: Path, *models: Mapping[str, Any], **source: Any) -> dict[str, An
             **source,
         },
         "extract": list(models or [PAIR]),
-        "output": {"uri": str(folder / "out"), "dtype": "float32", "shard_rows": 2},
+        "output": {
+            "uri": str(folder / "out"), "dtype": "float32", "shard_rows": 2,
+            "formats": ["parquet"],
+        },
         "run": {"max_bad_fraction": 1},
     }  # fmt: skip
 

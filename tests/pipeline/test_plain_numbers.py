@@ -39,6 +39,7 @@ from tests.pipeline.changing_corpus import (
     Changing,
     corpus_and_output,  # noqa: F401
     fresh,  # noqa: F401
+    in_both_formats,
 )
 from tests.pipeline.reader_data import STREAMS, Writer, make_row, stream
 from tests.short import only
@@ -276,6 +277,7 @@ def check_formats(out: Path, **options: Any) -> None:
             assert one.features["envelope"].max() < 1
 
 
+@in_both_formats
 @pytest.mark.parametrize("begun_before", only([True], [True, False]))
 def test_a_dataset_keeps_the_form_that_it_was_begun_in(
     changing: Changing, monkeypatch: pytest.MonkeyPatch, begun_before: bool

@@ -75,7 +75,7 @@ def test_a_row_is_read_whatever_becomes_of_reading_ahead(
 
 
 def test_damage_is_told_by_the_row_that_has_it(tmp_path: Path) -> None:
-    write_set(tmp_path, n_rows=8, rows_per_shard=4)
+    write_set(tmp_path, n_rows=8, rows_per_shard=4, formats=("zarr",))
     part = next(tmp_path.glob("data/00001-*.zarr/modulation/values/c/0/0"))
     content = bytearray(part.read_bytes())
     content[3] ^= 1
@@ -184,7 +184,7 @@ def test_more_shards_than_may_be_open_are_read_ahead_to_the_end(
 ) -> None:
     """Once as many were open as may be, none was read ahead of any more."""
     monkeypatch.setattr(features, "MAX_OPEN_SHARDS", 2)
-    write_set(f"memory://many-shards-{fmt}", n_rows=6, rows_per_shard=1)
+    write_set(f"memory://many-shards-{fmt}", n_rows=6, rows_per_shard=1, formats=(fmt,))
     ds = open_features(f"memory://many-shards-{fmt}", format=fmt)
     for number in range(6):
         ds.prefetch([number])
@@ -200,7 +200,7 @@ def test_more_shards_than_may_be_open_are_read_ahead_to_the_end(
 def test_no_shard_is_closed_before_it_is_read(monkeypatch: pytest.MonkeyPatch, fmt: str) -> None:
     """A window of more shards than may be open."""
     monkeypatch.setattr(features, "MAX_OPEN_SHARDS", 3)
-    write_set(f"memory://wide-{fmt}", n_rows=12, rows_per_shard=1)
+    write_set(f"memory://wide-{fmt}", n_rows=12, rows_per_shard=1, formats=(fmt,))
     ds = open_features(f"memory://wide-{fmt}", format=fmt)
     for number, row in enumerate(ds):
         check_row(row, number)
@@ -275,7 +275,7 @@ def test_long_rows_in_order_are_named_again_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three rows fill the window. With eight rows from call to call, five were not read ahead."""
-    write_set(tmp_path, n_rows=12, rows_per_shard=1, seconds=lambda _: 2.0)
+    write_set(tmp_path, n_rows=12, rows_per_shard=1, seconds=lambda _: 2.0, formats=("zarr",))
     ds = open_features(tmp_path, format="zarr")
     cached = open_features(tmp_path, format="zarr", cache_bytes=ds.nbytes // 3)
     firsts, want = [], ReadAhead.want
@@ -300,7 +300,7 @@ def test_no_more_threads_decode_than_there_are_cores(
 
     monkeypatch.setattr(block_cache, "cores", lambda: 2)
     uri = f"memory://decoding-{fmt}"
-    write_set(uri, n_rows=12, rows_per_shard=1)
+    write_set(uri, n_rows=12, rows_per_shard=1, formats=(fmt,))
     lock, both, at_once, seen = threading.Lock(), threading.Barrier(2), [0], []
 
     def slow(decode: Any) -> Any:

@@ -23,6 +23,7 @@ from tests.pipeline.reader_data import (
     FORMATS,
     N_ROWS,
     PAGE_BYTES,
+    Writer,
     check_row,
     values,
     write_set,
@@ -186,14 +187,18 @@ def s3() -> Iterator[dict[str, Any]]:
         }
 
 
-@pytest.mark.parametrize("finalised", [False, True], ids=["commits", "index"])
-def test_rows_and_slices_from_s3(s3: dict[str, Any], finalised: bool) -> None:
-    bucket = f"features-{finalised}".lower()
-    fsspec.filesystem("s3", **s3).mkdir(bucket)
-    uri = f"s3://{bucket}/set"
-    write_set(uri, n_rows=8, storage_options=s3, finalised=finalised)
-    for fmt in FORMATS:
-        ds = open_features(uri, format=fmt, storage_options=s3)
+@pytest.fixture(scope="module")
+def set_on_s3(s3: dict[str, Any]) -> Writer:
+    """8 rows in 2 shards on the server."""
+    fsspec.filesystem("s3", **s3).mkdir("features")
+    return write_set("s3://features/set", n_rows=8, storage_options=s3)
+
+
+def test_rows_and_slices_from_s3(s3: dict[str, Any], set_on_s3: Writer) -> None:
+    """By the commits, and by the index once the set is closed."""
+
+    def check(fmt: str | None) -> None:
+        ds = open_features("s3://features/set", format=fmt, storage_options=s3)
         for number in (0, 7, 3):
             check_row(ds[number], number)
         part = ds.slice(3, 0.5, 0.75).features["modulation"]
@@ -202,13 +207,18 @@ def test_rows_and_slices_from_s3(s3: dict[str, Any], finalised: bool) -> None:
         check_row(pickle.loads(pickle.dumps(ds))[5], 5)
         ds.close()
 
+    for fmt in FORMATS:
+        check(fmt)
+    set_on_s3.finalise()
+    for fmt in FORMATS:
+        check(fmt)
+
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+@pytest.mark.usefixtures("set_on_s3")
 def test_s3_after_a_fork(s3: dict[str, Any]) -> None:
     """The child makes its own connections; the parent's keep working."""
-    fsspec.filesystem("s3", **s3).mkdir("forked")
-    write_set("s3://forked/set", n_rows=8, storage_options=s3)
-    ds = open_features("s3://forked/set", storage_options=s3)
+    ds = open_features("s3://features/set", storage_options=s3)
     check_row(ds[1], 1)
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()

@@ -1,8 +1,10 @@
-"""What a remote store is asked for: first things once, objects in few requests, no more."""
+"""Requests to a remote store: first things once, objects in few requests, no more."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,17 +21,29 @@ from tests.pipeline.reader_data import (
     check_row,
     chunked_seconds,
     finish,
+    in_memory,
     make_row,
-    write_chunked,
     write_set,
 )
 
 
-def test_a_remote_store_is_asked_once_for_what_comes_first(asked: list[tuple[str, int]]) -> None:
+@pytest.fixture(scope="module")
+def two_shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """8 short rows in 2 shards, before and after finalise. Tests read copies of them."""
+    places = tmp_path_factory.mktemp("open"), tmp_path_factory.mktemp("closed")
+    writer = write_set(places[1], n_rows=8, rows_per_shard=4)
+    shutil.copytree(places[1], places[0], dirs_exist_ok=True)
+    writer.finalise()
+    return places
+
+
+def test_a_remote_store_is_asked_once_for_what_comes_first(
+    asked: list[tuple[str, int]], two_shards: tuple[Path, Path]
+) -> None:
     """Ids, starts and indexes of both shards come before the chunks, and not again; ids of both
     streams are the same bytes and come once."""
-    write_set("memory://read-ahead", n_rows=8, rows_per_shard=4)
-    ds = open_features("memory://read-ahead", format="zarr")
+    place = in_memory(two_shards[0], "read-ahead")
+    ds = open_features(place, format="zarr")
     ds.prefetch(range(8))
     finish(ds)
     before = sorted(asked)
@@ -41,14 +55,16 @@ def test_a_remote_store_is_asked_once_for_what_comes_first(asked: list[tuple[str
     ds.close()
 
 
-def test_small_remote_objects_come_with_their_index(asked: list[tuple[str, int]]) -> None:
+def test_small_remote_objects_come_with_their_index(
+    asked: list[tuple[str, int]], chunked: Path
+) -> None:
     """Where all rows of a shard are wanted an object is one request; of a part of one row the
     object that holds it is two."""
-    write_chunked("memory://whole-objects")
+    place = in_memory(chunked, "whole-objects")
     counts = []
     for rows, spans in ((range(6), None), ([5], [(2.0, 2.2)])):
         asked.clear()
-        ds = open_features("memory://whole-objects", format="zarr")
+        ds = open_features(place, format="zarr")
         ds.prefetch(rows, spans)
         finish(ds)
         values = [name.split(" ")[0] for name, _ in asked if "/modulation/values/" in name]
@@ -61,21 +77,23 @@ def test_small_remote_objects_come_with_their_index(asked: list[tuple[str, int]]
 
 
 def test_of_streams_that_are_not_read_no_end_is_fetched(
-    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, chunked: Path
 ) -> None:
-    write_chunked("memory://other-ends")
+    place = in_memory(chunked, "other-ends")
     monkeypatch.setattr(zarr_format, "REMOTE_REQUEST_BYTES", 600)
-    ds = open_features("memory://other-ends", format="zarr", streams=["loudness"])
+    ds = open_features(place, format="zarr", streams=["loudness"])
     assert len(ds[5].features["loudness"]) == 475
     values = {name for name, _ in asked if "/values/" in name}
     assert values and all("/loudness/" in name for name in values)
     ds.close()
 
 
-def test_remote_row_groups_come_in_few_requests(asked: list[tuple[str, int]]) -> None:
-    """Of each shard the footer, and all its row groups at once: they lie side by side."""
-    write_chunked("memory://row-groups")
-    ds = open_features("memory://row-groups", format="parquet")
+def test_remote_row_groups_come_in_few_requests(
+    asked: list[tuple[str, int]], chunked: Path
+) -> None:
+    """Each shard takes a request for the footer, and one for all row groups, side by side."""
+    place = in_memory(chunked, "row-groups")
+    ds = open_features(place, format="parquet")
     ds.prefetch(range(6))
     finish(ds)
     assert len(asked) == 4
@@ -87,14 +105,14 @@ def test_remote_row_groups_come_in_few_requests(asked: list[tuple[str, int]]) ->
 
 
 def test_one_stream_of_a_parquet_file_is_fetched_without_the_others(
-    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, chunked: Path
 ) -> None:
     monkeypatch.setattr(parquet_format, "GAP_BYTES", 0)
-    write_chunked("memory://one-stream")
+    place = in_memory(chunked, "one-stream")
     fetched = []
     for streams in (["loudness"], ["modulation", "loudness"]):
         asked.clear()
-        ds = open_features("memory://one-stream", format="parquet", streams=streams)
+        ds = open_features(place, format="parquet", streams=streams)
         footers = sum(nbytes for _, nbytes in asked)
         assert len(ds[5].features["loudness"]) == 475
         fetched.append(sum(nbytes for name, nbytes in asked if not name.endswith(" 0")) - footers)
@@ -106,10 +124,12 @@ def vectors(asked: list[tuple[str, int]]) -> list[str]:
     return [name for name, _ in asked if "/row_id/" in name or "/row_start/" in name]
 
 
-def test_ids_and_starts_that_the_index_has_are_not_fetched(asked: list[tuple[str, int]]) -> None:
+def test_ids_and_starts_that_the_index_has_are_not_fetched(
+    asked: list[tuple[str, int]], two_shards: tuple[Path, Path]
+) -> None:
     """They make the files that were committed, hash for hash."""
-    write_set("memory://said", n_rows=8, rows_per_shard=4, finalised=True)
-    ds = open_features("memory://said", format="zarr")
+    place = in_memory(two_shards[1], "said")
+    ds = open_features(place, format="zarr")
     for number, row in enumerate(ds):
         check_row(row, number)
     assert vectors(asked) == []
@@ -117,13 +137,13 @@ def test_ids_and_starts_that_the_index_has_are_not_fetched(asked: list[tuple[str
 
 
 def test_ids_and_starts_of_another_release_are_fetched(
-    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, two_shards: tuple[Path, Path]
 ) -> None:
-    """Whose compressor made other bytes of them."""
-    write_set("memory://said-otherwise", n_rows=8, rows_per_shard=4, finalised=True)
+    """The other release's compressor made other bytes of them."""
+    place = in_memory(two_shards[1], "said-otherwise")
     real = zarr_arrays.vector_chunk
     monkeypatch.setattr(zarr_arrays, "vector_chunk", lambda content: real(content + b"0"))
-    ds = open_features("memory://said-otherwise", format="zarr")
+    ds = open_features(place, format="zarr")
     for number, row in enumerate(ds):
         check_row(row, number)
     # Ids of both streams are the same bytes.
@@ -133,10 +153,9 @@ def test_ids_and_starts_of_another_release_are_fetched(
 
 @pytest.mark.parametrize("column", ["row_id", "modulation_start"])
 def test_what_the_index_says_wrongly_is_not_believed(
-    asked: list[tuple[str, int]], column: str
+    asked: list[tuple[str, int]], column: str, two_shards: tuple[Path, Path]
 ) -> None:
-    place = f"memory://said-wrongly-{column}"
-    write_set(place, n_rows=8, rows_per_shard=4, finalised=True)
+    place = in_memory(two_shards[1], f"said-wrongly-{column}")
     ds = open_features(place, format="zarr")
     table = ds.table
     others = table.column(column).take([1, 0, *range(2, 8)])
@@ -151,7 +170,7 @@ def test_what_the_index_says_wrongly_is_not_believed(
 
 
 def test_the_record_of_the_first_shard_comes_while_a_set_is_opened(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, two_shards: tuple[Path, Path]
 ) -> None:
     """A round trip that the first row need not wait for; what is wrong is told by the row."""
     found: list[str] = []
@@ -161,15 +180,14 @@ def test_the_record_of_the_first_shard_comes_while_a_set_is_opened(
         found.append(rel)
         return real(self, rel)
 
+    place = in_memory(two_shards[1], "first-record")
     monkeypatch.setattr(Layout, "read_bytes", counting)
-    write_set("memory://first-record", n_rows=8, rows_per_shard=4, finalised=True)
-    found.clear()
-    ds = open_features("memory://first-record")
+    ds = open_features(place)
     assert [name for name in found if name.startswith("commits/")] == ["commits/00000.json"]
     check_row(ds[0], 0)
     assert found.count("commits/00000.json") == 1
-    Layout.open("memory://first-record").delete("commits/00000.json")
-    without = open_features("memory://first-record")
+    Layout.open(place).delete("commits/00000.json")
+    without = open_features(place)
     check_row(without[4], 4)
     with pytest.raises(CommitError, match=r"commits/00000\.json is missing"):
         without[0]

@@ -188,14 +188,19 @@ def test_one_flipped_bit_in_any_file_is_found(bit: int, tmp_path: Path) -> None:
         if path.is_file()
     }
     assert {"dataset.json", "current.json", "README.md", "plan/plan0.parquet"} <= set(before)
-    for name, content in before.items():
-        flip(layout, name, bit)
+    # The files of a store are hashed one by one: all of them are flipped at once, the others alone.
+    chunks = [name for name in before if ".zarr/" in name]
+    assert len(chunks) > 30
+    for names in (chunks, *([name] for name in before if name not in chunks)):
+        for name in names:
+            flip(layout, name, bit)
         try:
-            said = " ".join(verify(layout).problems)
+            problems = verify(layout).problems
         except EarmillError as err:
-            said = str(err)
-        assert name in said, (name, said)
-        layout.write_bytes(name, content)
+            problems = [str(err)]
+        for name in names:
+            assert any(name in line for line in problems), (name, problems)
+            layout.write_bytes(name, before[name])
     assert verify(layout).problems == []
 
 

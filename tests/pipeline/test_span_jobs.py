@@ -124,7 +124,7 @@ def test_a_span_in_quarantine_is_tried_again_alone(
     at = len(whole) // 2
     path.write_bytes(whole[:at] + bytes(4000) + whole[at + 4000 :])
     os.utime(path, ns=(when, when))
-    spec = spec_of(tmp_path / "in", out)
+    spec = spec_of(tmp_path / "in", out, output__formats="[parquet]")
     end, _ = go(spec)
     ds = open_features(out)
     bad = ds.quarantine["row_id"].to_pylist()
@@ -153,7 +153,7 @@ def test_no_recording_is_made_of_two_files(
     path.parent.mkdir()
     path.write_bytes(audio_factory.clip(kind, SECONDS))
     (path.parent / "short.wav").write_bytes(audio_factory.clip("wav", 1.5, seed=1))
-    spec = spec_of(tmp_path / "in", tmp_path / "out")
+    spec = spec_of(tmp_path / "in", tmp_path / "out", output__formats="[parquet]")
     with pytest.raises(Killed):
         go(spec, resume=False, kill_after=2)
     size = path.stat().st_size
@@ -290,7 +290,7 @@ def test_a_recording_without_any_good_span_is_incomplete(
     """Its file goes away between planning and working, while others can be read."""
     shutil.copytree(made / "in", tmp_path / "in")
     shutil.copy(made / "in" / "day.flac", tmp_path / "in" / "night.flac")
-    spec = spec_of(tmp_path / "in", tmp_path / "out")
+    spec = spec_of(tmp_path / "in", tmp_path / "out", output__formats="[parquet]")
     plan = make_plan(planned_source(spec), spec)
     (tmp_path / "in" / "night.flac").write_bytes(b"no audio")
     assert run_job(spec, plan=plan).rows_bad == SPANS

@@ -26,6 +26,7 @@ from tests.pipeline.changing_corpus import (
     Dying,
     corpus_and_output,  # noqa: F401
     fresh,  # noqa: F401
+    in_both_formats,
     values_of,
 )
 
@@ -33,11 +34,12 @@ ALL_BAD = ["run.max_bad_fraction=1"]
 
 
 def changed_names(job: Changing) -> tuple[str, str, str]:
-    """The row that is added, the one that is changed, and the one that goes."""
+    """Return the names of a row to add, of a row to change and of a row to remove."""
     names = job.names()
     return "new.wav", names[2], names[5]
 
 
+@in_both_formats
 def test_only_rows_that_differ_are_computed_and_the_rest_is_as_it_was(
     changing: Changing, tmp_path: Path
 ) -> None:
@@ -63,6 +65,7 @@ def test_only_rows_that_differ_are_computed_and_the_rest_is_as_it_was(
         assert found.stored() == ds.moments[name]
 
 
+@in_both_formats
 def test_the_snapshot_of_before_stays_readable_and_the_log_says_what_changed(
     changing: Changing,
 ) -> None:
@@ -207,6 +210,7 @@ def test_rows_that_only_went_need_no_worker(changing: Changing) -> None:
     assert_whole(changing.out)
 
 
+@in_both_formats
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_an_update_that_is_killed_anywhere_ends_as_if_it_had_not_been(
     step: int, changing: Changing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ from tests.pipeline.changing_corpus import (
     Dying,
     corpus_and_output,  # noqa: F401
     fresh,  # noqa: F401
+    in_both_formats,
 )
 
 NONE = timedelta(0)
@@ -36,6 +37,7 @@ def files(job: Changing) -> set[str]:
     return {path.relative_to(job.out).as_posix() for path in job.out.rglob("*") if path.is_file()}
 
 
+@in_both_formats
 def test_small_shards_become_one_with_the_same_values(changing: Changing) -> None:
     before, moments = changing.values(), open_features(changing.out).moments
     rows = [open_features(changing.out).provenance(k) for k in range(CLIPS)]
@@ -77,6 +79,7 @@ def test_limits_of_merged_shards_are_kept(changing: Changing) -> None:
     assert earmill.compact(changing.out, shard_rows=6, shard_seconds=2 * seconds) is not None
 
 
+@in_both_formats
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_compacting_and_collecting_may_be_killed_anywhere(
     step: int, changing: Changing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

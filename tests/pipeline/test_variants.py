@@ -87,7 +87,12 @@ def job(folder: Path, of: Any = OF, out: str = "out", **changes: Any) -> dict[st
         "source": {"kind": "files", "uri": str(folder / "in")},
         "audio": {"variants": {"seed": 7, "of": of}},
         "extract": [entry],
-        "output": {"uri": str(folder / out), "dtype": "float32", "shard_rows": 1},
+        "output": {
+            "uri": str(folder / out),
+            "formats": ["parquet"],
+            "dtype": "float32",
+            "shard_rows": 1,
+        },
         "run": {"max_bad_fraction": 1, "threads_per_worker": 1},
     }
     for key, value in changes.items():

@@ -65,11 +65,27 @@ def edit_rows(layout: Layout, change: Callable[[Any], Any]) -> None:
     edit_commit(layout, "00000", files=files)
 
 
-def test_a_whole_dataset_has_no_problem(tmp_path: Path, s3: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def whole_on_s3(s3: dict[str, Any]) -> Layout:
+    """A closed dataset in a bucket, which is only read."""
+    layout = small_dataset("s3://out/whole", s3)
+    finalise(layout)
+    return layout
+
+
+@pytest.fixture(scope="module")
+def files_on_s3(whole_on_s3: Layout) -> dict[str, bytes]:
+    """The content of each file of the dataset in the bucket."""
+    return {name: whole_on_s3.read_bytes(name) for name in whole_on_s3.everything()}
+
+
+def test_a_whole_dataset_has_no_problem(
+    tmp_path: Path, whole_on_s3: Layout, files_on_s3: dict[str, bytes]
+) -> None:
+    local = small_dataset(tmp_path)
+    finalise(local)
     reports = []
-    for uri, options in ((tmp_path, None), ("s3://out/whole", s3)):
-        layout = small_dataset(uri, options)
-        finalise(layout)
+    for layout in (local, whole_on_s3):
         report = verify(layout)
         assert report.ok and report.problems == [] and report.orphans == []
         assert (report.shards, report.shards_planned) == (3, 3)
@@ -77,9 +93,15 @@ def test_a_whole_dataset_has_no_problem(tmp_path: Path, s3: dict[str, Any]) -> N
         assert report.seconds == pytest.approx(1.57)
         named = [file for record in commits(layout).values() for file in record.files]
         assert report.files == len(named)
-        assert report.bytes == sum(len(layout.read_bytes(file.path)) for file in named)
         reports.append(report)
     assert reports[0] == reports[1]
+    assert reports[1].bytes == sum(len(files_on_s3[file.path]) for file in named)
+
+
+def test_credentials_reach_no_file(files_on_s3: dict[str, bytes]) -> None:
+    assert json.loads(files_on_s3["croissant.json"])["url"] == "s3://out/whole"
+    for name, content in files_on_s3.items():
+        assert b"user-key" not in content and b"user-secret" not in content, name
 
 
 FAULTS: dict[str, tuple[Callable[[Layout], object], list[str]]] = {

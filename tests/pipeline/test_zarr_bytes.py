@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -140,20 +141,33 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], list[Path]]:
+    """Return a function: a case and the bytes of a chunk to two stores, which are only read."""
+
+    @cache
+    def written(case: str, chunk_bytes: str) -> list[Path]:
+        folder = tmp_path_factory.mktemp("stores")
+        with ThreadPoolExecutor(2) as pool:  # a worker writes two shards at a time
+            return [*pool.map(lambda name: write(folder / name, case), ("a", "b"))]
+
+    return written
+
+
 @SHORT
 def test_equal_rows_are_equal_bytes_in_every_process_and_release(
-    case: str, tmp_path: Path, chunk_bytes: str
+    case: str, twins: Callable[[str, str], list[Path]], chunk_bytes: str
 ) -> None:
-    with ThreadPoolExecutor(2) as pool:  # a worker writes two shards at a time
-        stores = [*pool.map(lambda name: write(tmp_path / name, case), ("a", "b"))]
-    assert [sha256_of(store) for store in stores] == 2 * [PINNED[case, chunk_bytes]]
+    found = [sha256_of(store) for store in twins(case, chunk_bytes)]
+    assert found == 2 * [PINNED[case, chunk_bytes]]
 
 
 @pytest.mark.parametrize("case", ["float16", "float32", "events", "int8"])
-@pytest.mark.usefixtures("chunk_bytes")
-def test_zarr_reads_our_stores(case: str, tmp_path: Path) -> None:
+def test_zarr_reads_our_stores(
+    case: str, twins: Callable[[str, str], list[Path]], chunk_bytes: str
+) -> None:
     rows, streams, _ = CASES[case]
-    group = zarr.open_group(write(tmp_path / "ours", case), mode="r")
+    group = zarr.open_group(twins(case, chunk_bytes)[0], mode="r")
     for info in streams:
         wanted = np.concatenate([row.streams[info.name] for row in rows])
         values = group[f"{info.name}/values"][:]
@@ -162,10 +176,11 @@ def test_zarr_reads_our_stores(case: str, tmp_path: Path) -> None:
 
 
 @SHORT
-@pytest.mark.usefixtures("chunk_bytes")
-def test_a_store_is_compared_with_its_rows(case: str, tmp_path: Path) -> None:
+def test_a_store_is_compared_with_its_rows(
+    case: str, twins: Callable[[str, str], list[Path]], chunk_bytes: str
+) -> None:
     rows, streams, dtype = CASES[case]
-    path, digest = write(tmp_path / "ours", case), digest_rows(rows, streams, dtype or "float16")
+    path, digest = twins(case, chunk_bytes)[0], digest_rows(rows, streams, dtype or "float16")
     assert ZARR.problems(path, rows, streams, digest) == []
     assert format_of("zarr").digest(path, streams) == digest
 
@@ -177,9 +192,10 @@ def changed(row: FeatureRow, at: int) -> FeatureRow:
     return replace(row, streams={**row.streams, "modulation": values})
 
 
-@pytest.mark.usefixtures("chunk_bytes")
-def test_a_store_of_other_rows_is_told(tmp_path: Path) -> None:
-    path, (rows, streams, dtype) = write(tmp_path / "ours", "float16"), CASES["float16"]
+def test_a_store_of_other_rows_is_told(
+    twins: Callable[[str, str], list[Path]], chunk_bytes: str
+) -> None:
+    path, (rows, streams, dtype) = twins("float16", chunk_bytes)[0], CASES["float16"]
     a, b, c, d = rows
     another = "stream modulation: the values read back differ from those written"
     wrong = {
