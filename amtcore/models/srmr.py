@@ -253,11 +253,8 @@ class SRMR(FrameModule):
         numerators, denominator = design.gammatone_polynomials(
             fc_hz, BANDWIDTH * erb_hz(fc_hz), self.fs
         )
-        rows = [
-            torch.stack([design.section_rows(b, a) for b, a in zip(each, denominator, strict=True)])
-            for each in numerators
-        ]
-        self.register_buffer("sections", torch.stack(rows).to(self.dtype))
+        rows = design.section_rows(numerators, denominator)
+        self.register_buffer("sections", rows.to(self.dtype))
         self.block, half = 1, _rounded(FAST_WINDOW_S, rate) // 2
         while self.block < BLOCK_S * rate:
             self.block *= 2

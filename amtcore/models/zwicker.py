@@ -261,10 +261,7 @@ class ZwickerLoudness(FrameModule):
         if self.method == "stationary":  # the first filter adds the squares
             smooth = [torch.ones_like(keep), 0.0 * keep, 0.0 * keep]
         poles = a[..., 1:].flatten(1).T  # a1, a2 of each section
-        sections = [
-            torch.stack([section_rows(b, each) for each in a[:, s]])
-            for s, b in enumerate(table["section_b"])
-        ]
+        sections = section_rows(table["section_b"].unsqueeze(1), a.transpose(0, 1))
         corrections = table["range_correction_db"]
         offset_db = table["ear_db"] - (table["diffuse_db"] if self.field == "diffuse" else 0.0)
         quiet_db, bandwidth_db = table["threshold_db"], table["bandwidth_db"]
@@ -282,7 +279,7 @@ class ZwickerLoudness(FrameModule):
         }
         return {
             "band_coef": pad(torch.cat((poles, *smooth)), (0, LANES - len(a))),
-            "band_sections": torch.stack(sections),
+            "band_sections": sections,
             "band_low_pass": torch.stack((1.0 - keep[0], 0 * keep[0], -keep[0]), 1),
             "band_power": table["band_gain"].square(),
             "smoothed_power": table["band_gain"].square() * (1.0 - keep[0]) ** 3,
