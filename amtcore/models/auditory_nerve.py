@@ -144,6 +144,7 @@ class AuditoryNerve(FrameModule):
     torch.Size([1000, 150])
     """
 
+    shown = "fs fs_out fc num_cf phase_locking_limit lowpass envelope_mode n_ears spikes"
     fc: Tensor
     gammatone_spectrum: Tensor
     lowpass_taps: Tensor
@@ -453,12 +454,3 @@ class AuditoryNerve(FrameModule):
             return values.reshape(*signal.shape[:-1], frames, columns)
         ears = values.reshape(*signal.shape[:-1], frames, columns).movedim(-3, -2)
         return ears.flatten(-2)
-
-    def extra_repr(self) -> str:
-        """Return rates, centre frequencies, low-pass and mode."""
-        return (
-            f"fs={self.fs:g}, fs_out={self.fs_out:g}, min_cf={self.fc[0]:g}, "
-            f"max_cf={self.fc[-1]:g}, num_cf={self.num_cf}, "
-            f"phase_locking_limit={self.phase_locking_limit:g}, lowpass={self.lowpass!r}, "
-            f"envelope_mode={self.envelope_mode}, n_ears={self.n_ears}, spikes={self.spikes!r}"
-        )

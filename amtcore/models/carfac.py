@@ -156,6 +156,7 @@ class CARFAC(FrameModule):
     """
 
     input_unit = "rms1=104dB"
+    shown = "fs n_ears n_channels ihc linear open_loop health_start frame_rate_hz"
     fc: Tensor
     coef: Tensor
     start: Tensor
@@ -374,14 +375,6 @@ class CARFAC(FrameModule):
         columns = (*lead, made.shape[1], self.grids["nap"].width)
         which = {name: made[..., i, :].reshape(columns) for i, name in enumerate(_POOLED)}
         return {name: which[name] for name in names}, state
-
-    def extra_repr(self) -> str:
-        """Return the arguments that differ between models."""
-        return (
-            f"fs={self.fs:g}, n_ears={self.n_ears}, n_channels={self.n_channels}, ihc={self.ihc}, "
-            f"linear={self.linear}, open_loop={self.open_loop}, health_start={self.health_start}, "
-            f"frame_rate_hz={self.frame_rate_hz:g}"
-        )
 
 
 def _design_resonators(fs: float, car: dict[str, Any]) -> dict[str, Array]:

@@ -234,6 +234,7 @@ class Cochleagram(FrameModule):
     torch.Size([390, 211])
     """
 
+    shown = "fs preset filters fc envelope fs_out compression"
     fc: Tensor
     weights: Tensor
     can_stream = False
@@ -444,12 +445,3 @@ class Cochleagram(FrameModule):
         """Return levels (row, frame, channel) in dB re the largest value of each row."""
         level = torch.where(x > 0, x, torch.finfo(x.dtype).eps)
         return (20.0 * torch.log10(level / level.amax((1, 2), keepdim=True))).clamp(min=FLOOR_DB)
-
-    def extra_repr(self) -> str:
-        """Return the preset, rates, filters and compression."""
-        f = self.filters
-        return (
-            f"fs={self.fs:g}, preset={self.preset!r}, n={f.n}, low_lim={f.low_lim:g}, "
-            f"high_lim={f.high_lim:g}, sample_factor={f.sample_factor}, channels={len(self.fc)}, "
-            f"envelope={self.envelope!r}, fs_out={self.fs_out:g}, compression={self.compression!r}"
-        )

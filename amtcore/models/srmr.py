@@ -184,6 +184,7 @@ class SRMR(FrameModule):
     """
 
     input_unit = "digital"
+    shown = "fs n_channels low_freq min_cf max_cf fast norm framing bandwidth dtype"
     can_stream = False
     whole_clips_reason = (
         "the Hilbert envelope of the full variant and the limits of norm depend on the whole clip"
@@ -284,14 +285,6 @@ class SRMR(FrameModule):
         )
         by_hop = window.square().unflatten(0, (WINDOW_HOPS, self.hop)).T
         self.register_buffer("hop_windows", by_hop.contiguous().to(self.dtype))
-
-    def extra_repr(self) -> str:
-        """Return the text of `print(model)`."""
-        return (
-            f"fs={self.fs:g}, n_channels={self.n_channels}, low_freq={self.low_freq:g}, "
-            f"min_cf={self.min_cf:g}, max_cf={self.max_cf:g}, fast={self.fast}, norm={self.norm}, "
-            f"framing={self.framing!r}, bandwidth={self.bandwidth!r}, {self.dtype}"
-        )
 
     def _envelope_length(self, samples: int) -> int:
         """Return the length of the envelope of a clip."""

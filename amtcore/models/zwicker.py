@@ -186,6 +186,7 @@ class ZwickerLoudness(FrameModule):
     torch.Size([50, 240])
     """
 
+    shown = "fs method field skip"
     memory_s = 0.1
     band_coef: Tensor
     band_sections: Tensor
@@ -246,9 +247,6 @@ class ZwickerLoudness(FrameModule):
         sharpness = replace(grid, width=len(WEIGHTINGS), columns=WEIGHTINGS)
         spectrum = replace(grid, width=GRID_POINTS)
         return {"n": grid, "n_spec": spectrum, "level": grid, "sharpness": sharpness}
-
-    def extra_repr(self) -> str:
-        return f"fs={self.fs:g}, method={self.method}, field={self.field}, skip={self.skip:g}"
 
     def _tables(self) -> dict[str, Tensor]:
         """Return the constants by name: filters and slopes in float64, others as powers."""
