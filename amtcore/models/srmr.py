@@ -24,7 +24,7 @@ from amtcore.kernels.operations.envelope import Quadrature
 from amtcore.kernels.operations.modulation_filters import BANK_STATE_VARIABLE
 from amtcore.kernels.operations.sections import STATE_VARIABLE
 from amtcore.kernels.operators import modulation_bank, rest_state, run_ops
-from amtcore.kernels.torch_state import rows_of, wants_derivative
+from amtcore.kernels.torch_state import can_run, rows_of, wants_derivative
 from amtcore.kernels.vector.arrays import groups_of
 from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.memory import aligned, transpose
@@ -322,7 +322,7 @@ class SRMR(FrameModule):
         if frames == 0:
             return envelope.new_zeros(0, len(self.filters))
         hops = frames + WINDOW_HOPS - 1
-        if envelope.device.type == "cpu" and not wants_derivative(envelope):
+        if can_run(envelope):
             by_hop = self._summed(envelope, before, hops)
         else:
             by_hop = torch.cat(self._block_sums(envelope, before, hops), 1)
