@@ -68,8 +68,8 @@ _MOST_ITERATIONS = 16
 _LEAST_CHANNELS = 4
 #: Values of health whose gain is computed, and corrections of the health that follows from them.
 _HEALTH_STEPS, _HEALTH_PASSES = 65, 5
-#: Outputs over frames, in the order of the kernel.
-_POOLED = ("nap", "bm", "agc")
+#: Outputs over frames, and of every sample, in the order of the kernel.
+_POOLED, _SAMPLED = ("nap", "bm", "agc"), ("bm", "nap", "agc_zb", "ohc_za")
 
 
 def _chosen(name: str, given: Kwargs, known: Mapping[str, tuple[Any, Rule]]) -> dict[str, Any]:
@@ -204,31 +204,25 @@ class CARFAC(FrameModule):
         self.input_channels = (1,) if n_ears == 1 else (1, n_ears)
         resonators = _design_resonators(fs, car)
         self.n_channels = len(resonators["fc"])
-        health = np.ones((n_ears, self.n_channels))
-        if ohc_health is not None:
-            try:
-                health = health * ohc_health
-            except ValueError:
-                health = health[:0]
-        if len(health) != n_ears or health.shape[-1] != self.n_channels:
+        shape = n_ears, self.n_channels
+        try:
+            health = np.broadcast_to(1.0 if ohc_health is None else ohc_health, shape)
+        except ValueError:
             raise ParameterError(
-                f"ohc_health must fit ({n_ears}, {self.n_channels}), the ears and channels at fs "
-                f"{fs:g} Hz, got {ohc_health!r}"
-            )
-        cell_gain = np.ones(self.n_channels)
+                f"ohc_health must fit {shape}, the ears and channels at fs {fs:g} Hz, got "
+                f"{ohc_health!r}"
+            ) from None
+        resonators["cell_gain"] = np.ones(self.n_channels)
         if audiogram is not None:
             if ohc_health is not None or (open_loop and self.health_start == "healthy"):
                 raise ParameterError(
                     "expected no ohc_health, and no health_start 'healthy' with open_loop, beside "
                     "an audiogram, which sets the health; leave them out"
                 )
-            offset = 0.0 if linear else car["v_offset"]
+            undamping = 1.0 if linear else 1.0 / (1.0 + car["v_offset"] ** 2)
             loss_db = losses_db(audiogram, resonators["fc"])
-            found, cell_gain = _impaired(
-                fs, resonators, 1.0 / (1.0 + offset**2), loss_db, ohc_share
-            )
-            health = health * found
-        resonators["cell_gain"] = cell_gain
+            found, gain = _impaired(fs, resonators, undamping, loss_db, ohc_share)
+            health, resonators["cell_gain"] = np.broadcast_to(found, shape), gain
         self._register(resonators, health, car, _hair_cell(ihc, fs, taus), _stages(fs, agc))
         hop = Fraction(str(fs)) / Fraction(str(frame_rate_hz))
         fc_hz = tuple(float(f) for f in resonators["fc"]) * n_ears
@@ -241,8 +235,7 @@ class CARFAC(FrameModule):
         """Lay the constants out as the kernel reads them."""
         stages, counts, gain = agc
         padding = ((0, 0), (0, -self.n_channels % kernel.STEP))
-        names = ("a", "c", "h", "r1", "zr", "ga", "gb", "gc", "cell_gain")
-        rows = [car[name] for name in names]
+        rows = [car[name] for name in ("a", "c", "h", "r1", "zr", "ga", "gb", "gc", "cell_gain")]
         coef = np.pad(np.stack([*rows, *health]), padding)
         start = np.zeros((self.n_ears, kernel.MEMORIES + 2 * len(counts), coef.shape[1]))
         first = np.ones_like(health) if self.health_start == "healthy" else health
@@ -257,8 +250,7 @@ class CARFAC(FrameModule):
             each.reshape(*each.shape[:-1], -1, kernel.STEP).swapaxes(-2, -3)
             for each in (coef, start)
         )
-        velocity = numbers["velocity_scale"], numbers["v_offset"]
-        listed = [0.0, 0.0] if self.linear else [*velocity]
+        listed = [0.0, 0.0] if self.linear else [numbers["velocity_scale"], numbers["v_offset"]]
         listed += [2.0 * math.pi * numbers["ac_corner_hz"] / self.fs]
         listed += [1.0 / sum(gain**s for s in range(len(counts))), gain, *cell_numbers]
         listed += [0.0] * (kernel.NUMBERS - len(listed))
@@ -279,11 +271,9 @@ class CARFAC(FrameModule):
         counts = self.counts.cpu().numpy()
         x = signal.detach().to("cpu", self.dtype).contiguous().numpy()
         clips, ears, n = x.shape
-        shape, position = (clips, ears, start[0].size), 0 if state is None else state.samples
-        if state is None:
-            rows = np.broadcast_to(start.reshape(1, ears, -1), shape).copy()
-        else:
-            rows = state.rows.copy()
+        shape = clips, ears, start[0].size
+        state = state or CarfacState(np.broadcast_to(start.reshape(ears, -1), shape), 0)
+        rows, position = state.rows.copy(), state.samples
         if rows.shape != shape or rows.dtype != x.dtype:
             raise StateError(
                 f"expected the state of the chunk before, {shape} of {x.dtype}, got {rows.shape} "
@@ -349,9 +339,7 @@ class CARFAC(FrameModule):
             moved = torch.from_numpy(values[..., channels]).movedim(1, -1).to(signal.device)
             return moved.reshape(*lead, *ears, *moved.shape[2:]).contiguous()
 
-        rows = {"bm": kernel.BM_OUT, "nap": kernel.NAP_OUT}
-        rows |= {"agc_zb": kernel.ZB_OUT, "ohc_za": kernel.ZA_OUT}
-        arrays = {name: samples[..., row, :] for name, row in rows.items()}
+        arrays = {name: samples[..., i, :] for i, name in enumerate(_SAMPLED)}
         arrays["agc_memory"] = memories
         check_known("CARFAC has no stage", names or (), arrays)
         return {name: arranged(arrays[name]) for name in names or arrays}, state

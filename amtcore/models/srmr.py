@@ -234,12 +234,10 @@ class SRMR(FrameModule):
         self.windows = FrameGrid(1, self.hop, first)
         self.padded_to = 1 if fast or framing == "buffer" else PADDED_TO
         block, step = (self.block, self.block_hop) if fast else (1, 1)
+        hop, window = self.hop * step, block + (first - 1) * step
         self.grids = {
             "score": FrameGrid(1, None, columns=("score",), least=0.0),
-            "energy": FrameGrid(
-                columns, self.hop * step, block + (first - 1) * step, padded_to=self.padded_to,
-                **layout,
-            ),
+            "energy": FrameGrid(columns, hop, window, padded_to=self.padded_to, **layout),
             "modulation_spectrogram": FrameGrid(columns, None, **layout),
         }
 
