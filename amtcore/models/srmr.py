@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from amtcore import filter_design as design
 from amtcore.arguments import RATE, SAMPLING_RATE, Flag, Text, checked_arguments, whole
@@ -259,9 +260,9 @@ class SRMR(FrameModule):
             denominator.unsqueeze(1), theta
         )
         self.register_buffer("weights", (gains.abs().prod(0) / self.block).T.to(self.dtype))
-        m = torch.arange(self.block).double() - self.block // 2
-        window = torch.where(m.abs() < half, 0.5 + 0.5 * torch.cos(math.pi * m / half), 0.0)
-        self.register_buffer("window", window.to(self.dtype))
+        window = torch.hann_window(2 * half, dtype=torch.float64)
+        around = self.block // 2 - half
+        self.register_buffer("window", pad(window, (around, around)).to(self.dtype))
 
     def _make_bank(self) -> None:
         """Design the modulation filters and the windows of the energies."""
@@ -272,13 +273,10 @@ class SRMR(FrameModule):
         k, zero = torch.full_like(g, 1.0 / QUALITY), torch.zeros_like(g)
         rows = design.state_variable_rows(g, k, zero, k, zero)
         self.register_buffer("filters", rows.repeat(self.n_channels, 1).to(self.dtype))
-        i = torch.arange(WINDOW_HOPS * self.hop).double()
-        period = self.length - int(self.framing == "buffer")
-        window = torch.where(
-            i < self.length, 0.54 - 0.46 * torch.cos(2 * math.pi * i / period), 0.0
-        )
-        by_hop = window.square().unflatten(0, (WINDOW_HOPS, self.hop)).T
-        self.register_buffer("hop_windows", by_hop.contiguous().to(self.dtype))
+        periodic = self.framing == "srmrpy"
+        window = torch.hamming_window(self.length, periodic, dtype=torch.float64).square()
+        hops = pad(window, (0, WINDOW_HOPS * self.hop - self.length)).view(WINDOW_HOPS, self.hop)
+        self.register_buffer("hop_windows", hops.T.contiguous().to(self.dtype))
 
     def filtered(self, signal: Tensor) -> Tensor:
         """Return the outputs (.., channel, time) of the gammatone filters."""
@@ -297,7 +295,7 @@ class SRMR(FrameModule):
             blocks = signal.unfold(-1, self.block, self.block_hop).split(BLOCK_SPECTRA)
             spectra = (torch.view_as_real(torch.fft.rfft(each * self.window)) for each in blocks)
             return torch.cat([modulus(*each.unbind(-1)) @ self.weights for each in spectra]).T
-        y = torch.nn.functional.pad(self.filtered(signal), (0, -samples % self.padded_to))
+        y = pad(self.filtered(signal), (0, -samples % self.padded_to))
         quadrature, envelopes = Quadrature(y.shape[-1], y), []
         for pair in y.split(2):  # two channels share a transform
             turned = torch.view_as_real(quadrature(torch.complex(pair[0], pair[-1]))).unbind(-1)
@@ -345,7 +343,7 @@ class SRMR(FrameModule):
         """Return the blocks of `_summed`, with gradients and on any device."""
         length, size = envelope.shape[-1], BLOCK_HOPS * self.hop
         after = max(hops * self.hop - before - length, 0)
-        x = torch.nn.functional.pad(envelope, (before, after))[:, : hops * self.hop]
+        x = pad(envelope, (before, after))[:, : hops * self.hop]
         state, parts = None, []
         for start in range(0, hops * self.hop, size):
             y, state = self.modulated(x[:, start : start + size], state)
