@@ -51,9 +51,9 @@ def state_variable_rows(g: Tensor, k: Tensor, m0: Tensor, m1: Tensor, m2: Tensor
 def section_rows(b: Tensor, a: Tensor) -> Tensor:
     """Return the rows (.., 6) of second-order filters in state-variable form.
 
-    Let D(z) = 1 + a1/z + a2/z^2 be the denominator, and s = 1/(1 + g k + g^2). Both forms agree if
-    D(1) = 4 g^2 s, D(-1) = 4 s and 1 - a2 = 2 g k s. For the numerator B the conditions are
-    B(-1) = m0 D(-1), B(1) = (m0 + m2) D(1), b0 - b2 = m0 (1 - a2) + 2 m1 g s.
+    Let D(z) = 1 + a1/z + a2/z^2 be the denominator, B(z) the numerator, and s = 1/(1 + g k + g^2).
+    The poles agree if D(1) = 4 g^2 s, D(-1) = 4 s and 1 - a2 = 2 g k s. The zeros agree if
+    B(-1) = m0 D(-1) and B(1) = (m0 + m2) D(1). They also need b0 - b2 = m0 (1 - a2) + 2 m1 g s.
 
     Args:
         b: Numerators (.., 3), which broadcast with the denominators.
