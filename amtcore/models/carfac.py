@@ -300,17 +300,18 @@ class CARFAC(FrameModule):
 
     def _as_clips(self, signal: Tensor) -> tuple[Tensor, torch.Size]:
         """Return the signal as (clip, ear, time), and the axes before ears and time."""
-        check_floating(signal, "(.., time)")
-        if self.n_ears > 1 and signal.ndim == 1:
+        check_floating(signal, "(..., time)", 1)
+        if self.n_ears == 1:
+            signal = signal.unsqueeze(-2)
+        elif signal.ndim == 1:
             signal = signal.expand(self.n_ears, -1)
-        ears = signal.shape[-2] if self.n_ears > 1 else 1
-        if signal.ndim < 1 or ears != self.n_ears:
-            wanted = "(..., time)" if self.n_ears == 1 else f"(time,) or (..., {self.n_ears}, time)"
+        if signal.shape[-2] != self.n_ears:
             raise ShapeError(
-                f"expected a signal {wanted}, got a tensor of shape {tuple(signal.shape)}"
+                f"expected a signal (time,) or (..., {self.n_ears}, time), got a tensor of shape "
+                f"{tuple(signal.shape)}"
             )
-        lead = signal.shape[: -1 if self.n_ears == 1 else -2]
-        return signal.reshape(lead.numel(), ears, signal.shape[-1]), lead
+        lead = signal.shape[:-2]
+        return signal.reshape(lead.numel(), *signal.shape[-2:]), lead
 
     def stages(
         self,

@@ -331,9 +331,8 @@ class ProgrammeLoudness(FrameModule):
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return outputs of whole signals, see the class."""
-        check_floating(signal, "(.., time)")
-        state, parts, most = None, [], round(PIECE_S * self.fs)
-        pieces = signal.split(most, -1) if signal.ndim and signal.shape[-1] else (signal,)
+        check_floating(signal, "(.., time)", 1)
+        state, parts, pieces = None, [], signal.split(round(PIECE_S * self.fs), -1)
         for i, piece in enumerate(pieces):
             part, state = self.stream(piece, state, i + 1 == len(pieces), names)
             parts.append(part)
