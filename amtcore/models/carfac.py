@@ -279,6 +279,8 @@ class CARFAC(FrameModule):
                 f"expected the state of the chunk before, {shape} of {x.dtype}, got {rows.shape} "
                 f"of {rows.dtype}"
             )
+        if self.open_loop:  # a loop that was closed may have left ramps
+            rows.reshape(clips, *start.shape)[..., kernel.DZB : kernel.DG + 1, :] = 0.0
         grid, row = self.grids["nap"], len(coef) * kernel.STEP
         n_frames = grid.n_frames(position + n) - grid.n_frames(position)
         updates = (position + n) // int(counts[0, 0]) - position // int(counts[0, 0])

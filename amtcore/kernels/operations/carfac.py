@@ -347,9 +347,6 @@ def run_clip(
     m[:] = 0.0
     decimation, num, den = counts[DECIMATION], hop[0], hop[1]
     frame, done, update, t = position * den // num, 0, 0, 0
-    for ear in range(ears):
-        for base in range(0, 0 if closed else state.shape[1], size):
-            state[ear, base + DZB * STEP : base + (DG + 1) * STEP] = 0.0
     while t < n:
         begin, end = -(-frame * num // den), -(-(frame + 1) * num // den)
         count = min(decimation - position % decimation, n - t, end - position)
