@@ -223,11 +223,13 @@ def _run_samples(
 
 @part
 def _smooth(m: Any, channels: int, taps: Any, s: Any, size: int, name: int) -> None:
-    """Smooth a memory over channels once, from `m` with a margin of STEP to `name` in the state.
+    """Smooth the memory `name` of the state over channels once; `m` is room for it and margins.
 
     Channels beyond the ends are repeated. The program that this follows takes m[1], not m[0], two
     steps below m[1], and m[N - 2], not m[N - 1], two steps above m[N - 1].
     """
+    for group in range(s.shape[0] // size):
+        vstore(m, (group + 1) * STEP, _load(s, group * size, name))
     low, high = STEP, STEP + channels - 1
     m[low - 1] = m[low - 2] = m[low]
     m[high + 1], m[high + 2] = m[high], m[high - 1]
@@ -260,17 +262,13 @@ def _update_ear(
                 _store(s, base, name + 2, _load(s, base, name + 2) + value)
     for stage in range(due - 1, -1, -1):
         name, own = MEMORIES + 2 * stage, agc[stage * STAGE_NUMBERS :]
-        for group in range(s.shape[0] // size):
-            base = group * size
+        for base in range(0, s.shape[0], size):
             value, before = _load(s, base, name + 1), _load(s, base, name)
             _store(s, base, name + 1, vsplat(value, 0.0))
             if stage + 1 < stages:
                 value = fma(_load(s, base, name + 2), vsplat(value, numbers[STAGE_GAIN]), value)
-            vstore(m, (group + 1) * STEP, fma(value - before, vsplat(value, own[RATE]), before))
-        _smooth(m, channels, own[TAPS:], s, size, name)
-        for _ in range(1, counts[stage * STAGE_COUNTS + ITERATIONS]):
-            for group in range(s.shape[0] // size):
-                vstore(m, (group + 1) * STEP, _load(s, group * size, name))
+            _store(s, base, name, fma(value - before, vsplat(value, own[RATE]), before))
+        for _ in range(counts[stage * STAGE_COUNTS + ITERATIONS]):
             _smooth(m, channels, own[TAPS:], s, size, name)
 
 
