@@ -19,22 +19,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+import numpy as np
 
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     fma,
-    llvm_intrinsic,
     vload_16,
     vmin,
     vsplat,
     vstore,
     where_greater_or_nan,
 )
-from amtcore.numba_internals import array_data
 
 #: Channels of a vector; channels are padded to whole vectors.
 STEP = 16
@@ -90,36 +86,25 @@ def _begin_sample(s: Any, base: int, coef: Any, at: int, numbers: Any) -> None:
     _store(s, base, RIPPLE, gain * (_load(coef, at, H) * n2))
 
 
-def _chain(delayed: bool) -> Any:
-    @intrinsic
-    def function(typing: Any, s: Any, base: Any, w: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            index = context.cast(builder, args[1], sig.args[1], types.intp)
-            first = builder.gep(array_data(context, builder, sig.args[0], args[0]), [index])
-
-            def place(name: int, k: int) -> Any:
-                return builder.gep(first, [ir.Constant(index.type, name * STEP + k)])
-
-            value = args[2]
-            multiply_add = llvm_intrinsic(builder, "fma", value.type, 3)
-            for k in range(STEP):
-                builder.store(value, place(INPUT, k))
-                factors = builder.load(place(G, k)), value, builder.load(place(RIPPLE, k))
-                value = builder.call(multiply_add, factors)
-                if delayed:
-                    before = builder.load(place(DELAYED, k))
-                    builder.store(value, place(DELAYED, k))
-                    value = before
-            return value
-
-        return w(s, base, w), codegen
-
-    return function
+@part(forceinline=True)
+def _place(at: int, name: int) -> Any:
+    """Return the index of one number; a signed index would cost a test for counts from the end."""
+    return np.uintp(at + name * STEP)
 
 
-#: Run the chain through 16 channels from the input of the first; return the input of the next
-#: channel. With delay, the input of a channel is the last sample of the channel before.
-_ripple, _ripple_delayed = _chain(False), _chain(True)
+@part(forceinline=True)
+def _ripple(s: Any, base: int, w: Any, delayed: bool) -> Any:
+    """Run the chain through 16 channels from the input of the first; return the next input.
+
+    With delay, the input of a channel is the last sample of the channel before.
+    """
+    for k in range(base, base + STEP):
+        s[_place(k, INPUT)] = w
+        y = fma(s[_place(k, G)], w, s[_place(k, RIPPLE)])
+        w = s[_place(k, DELAYED)] if delayed else y
+        if delayed:
+            s[_place(k, DELAYED)] = y
+    return w
 
 
 @part(forceinline=True)
@@ -218,7 +203,7 @@ def _run_samples(
                 if every:
                     vstore(out, here + ZB_OUT * row, vload_16(s, base + ZB * STEP))
                     vstore(out, here + ZA_OUT * row, vload_16(s, base + ZA * STEP))
-                w = _ripple_delayed(s, base, w) if delayed else _ripple(s, base, w)
+                w = _ripple(s, base, w, delayed)
 
 
 @part
