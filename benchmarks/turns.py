@@ -19,7 +19,7 @@ from benchmarks.report import table, write_section
 from benchmarks.turn import MEASURES
 
 HERE = Path(__file__).parents[1]
-ROUNDS = {"models": 3, "stages": 3, "reader": 2, "loader": 2, "short_clips": 2, "torch_module": 1}
+ROUNDS = {"models": 5, "stages": 5, "reader": 2, "loader": 2, "short_clips": 2, "torch_module": 1}
 # Measurements of which more is better; of times and memory less is better.
 RATES = ("reader", "loader", "torch_module")
 

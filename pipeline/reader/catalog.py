@@ -165,6 +165,7 @@ class Catalog:
     # Feature sets beside these rows, see `dataset.snapshot`.
     additions: Mapping[str, OutFile] = field(default_factory=dict)
     outdated: Sequence[str] = ()  # Names of sets beside earlier rows.
+    finished: bool = True  # False: the job has not finished; these are the shards it committed.
     # All good rows, and the expression that chose `table` out of them.
     all_rows: pa.Table | None = field(default=None, repr=False)
     chosen_by: str = ""
@@ -355,6 +356,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
                 f"{layout.url(known[0])} does not hash to its own name: it is damaged; "
                 f"{CLOSE_AGAIN}"
             )
+    finished = content is not None
     if content is not None:
         with explain_damage(layout.url(), "the index"):
             table = good_rows(table_of(content), streams)
@@ -381,6 +383,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         moments=moments,
         additions={} if snapshot is None else snapshot.additions,
         outdated=() if snapshot is None else snapshot.outdated,
+        finished=finished,
     )
 
 

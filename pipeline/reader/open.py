@@ -85,6 +85,9 @@ def open_features(
             disk. Sets on this machine do not use it.
         local_cache_bytes: Maximum bytes of all files in that folder; the least recently used part
             is removed first.
+    Warns:
+        UserWarning: The job has not finished, so rows are missing; or added streams are of earlier
+            rows.
     Raises:
         SourceError: There is no feature set, or no shard is committed yet.
         OutputError: The set has no such snapshot, or other users can write into the local cache.
@@ -123,6 +126,13 @@ def open_features(
             raise TypeError(f"expected a path or a URI of a feature set, got {place!r}")
         layout = Layout.open(os.fspath(place), options)
         catalog = load_catalog(layout, which)
+        if not catalog.finished:
+            text = (
+                f"{layout.url()}: the job has not finished; the rows of its "
+                f"{len(catalog.records):,} committed shards are read, the others are missing; "
+                "`earmill inspect` shows how far it is"
+            )
+            warnings.warn(text, stacklevel=3)
         chosen = catalog.choose_streams(names)
         return Features(
             layout.url() if layout.is_local else os.fspath(place),

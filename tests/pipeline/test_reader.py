@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ def test_every_row_is_what_was_written(
     for number, row in enumerate(ds):
         assert row.index == number
         check_row(row, number)
+
+
+def test_a_dataset_says_that_its_job_has_not_finished(small: Path, finalised: Path) -> None:
+    shards = len(list((small / "commits").rglob("*.json")))
+    missing = rf"small.*: the job has not finished; the rows of its {shards} committed shards are"
+    with pytest.warns(UserWarning, match=missing) as caught:
+        open_features(small)
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=missing):
+        open_features([finalised, small])
+    with warnings.catch_warnings(action="error"):
+        open_features(finalised)
 
 
 def test_index_and_commits_give_the_same_table(small: Path, finalised: Path) -> None:
