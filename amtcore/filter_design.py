@@ -49,19 +49,25 @@ def state_variable_rows(g: Tensor, k: Tensor, m0: Tensor, m1: Tensor, m2: Tensor
 
 
 def section_rows(b: Tensor, a: Tensor) -> Tensor:
-    """(3,) numerator and denominator -> rows of the same filter in state-variable form.
+    """Return the rows (.., 6) of second-order filters in state-variable form.
 
-    Let D(z) = 1 + a1/z + a2/z^2 be the denominator, and s = 1/(1 + g k + g^2). Both forms agree if
-    D(1) = 4 g^2 s, D(-1) = 4 s and 1 - a2 = 2 g k s. For the numerator B the conditions are
-    B(-1) = m0 D(-1), B(1) = (m0 + m2) D(1), b0 - b2 = m0 (1 - a2) + 2 m1 g s.
+    Let D(z) = 1 + a1/z + a2/z^2 be the denominator, B(z) the numerator, and s = 1/(1 + g k + g^2).
+    The poles agree if D(1) = 4 g^2 s, D(-1) = 4 s and 1 - a2 = 2 g k s. The zeros agree if
+    B(-1) = m0 D(-1) and B(1) = (m0 + m2) D(1). They also need b0 - b2 = m0 (1 - a2) + 2 m1 g s.
+
+    Args:
+        b: Numerators (.., 3), which broadcast with the denominators.
+        a: Denominators (.., 3).
     """
-    b, a = b.double() / a[0], a.double() / a[0]
-    at_one, at_minus = 1 + a[1] + a[2], 1 - a[1] + a[2]
+    first = a[..., :1]
+    b, a = torch.broadcast_tensors(b.double() / first, a.double() / first)
+    (b0, b1, b2), (_, a1, a2) = b.unbind(-1), a.unbind(-1)
+    at_one, at_minus = 1 + a1 + a2, 1 - a1 + a2
     g, s = torch.sqrt(at_one / at_minus), at_minus / 4
-    k = (1 - a[2]) / (2 * g * s)
-    m0 = (b[0] - b[1] + b[2]) / at_minus
-    m1 = (b[0] - b[2] - m0 * (1 - a[2])) / (2 * g * s)
-    return state_variable_rows(g, k, m0, m1, b.sum() / at_one - m0)
+    k = (1 - a2) / (2 * g * s)
+    m0 = (b0 - b1 + b2) / at_minus
+    m1 = (b0 - b2 - m0 * (1 - a2)) / (2 * g * s)
+    return state_variable_rows(g, k, m0, m1, (b0 + b1 + b2) / at_one - m0)
 
 
 def lowpass2_rows(cutoff_hz: Tensor, fs_hz: float) -> Tensor:

@@ -90,6 +90,12 @@ def wants_derivative(*tensors: Tensor) -> bool:
     return not torch.compiler.is_compiling() and any(_is_wrapper(tensor) for tensor in tensors)
 
 
+def can_run(x: Tensor) -> bool:
+    """Return True if a kernel of both working types may run: a CPU, no compiler, no derivative."""
+    on_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return on_cpu and not wants_derivative(x)
+
+
 def can_compute(*tensors: Tensor) -> bool:
     """Return True if kernels without gradients may run: float32 on the CPU, no derivative.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +22,16 @@ from torch import Tensor
 from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.filter_design import gammatone_polynomials
+from amtcore.kernels.operations.envelope import quadrature_of
 from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operators import operator
+from amtcore.kernels.torch_state import rows_of
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.models.nerve_rates import fibre_rates, pressure
+from amtcore.models.time_domain import StageSequence
 from amtcore.scales import erb_space
 from amtcore.stages.butterworth import ButterworthFilter
-from amtcore.units import REFERENCE_PA
+from amtcore.units import REFERENCE_PA, db_to_pa
 
 FIBRES = ("high_sr", "medium_sr", "low_sr")
 FILTER_S = 0.05
@@ -92,7 +95,7 @@ class _State:
 
     waiting: Tensor
     heard: Tensor
-    poles: tuple[Any, ...]
+    poles: Any = None
     blocks: int = 0
 
 
@@ -144,6 +147,7 @@ class AuditoryNerve(FrameModule):
     torch.Size([1000, 150])
     """
 
+    shown = "fs fs_out fc num_cf phase_locking_limit lowpass envelope_mode n_ears spikes"
     fc: Tensor
     gammatone_spectrum: Tensor
     lowpass_taps: Tensor
@@ -222,41 +226,47 @@ class AuditoryNerve(FrameModule):
         self._add_fibres(levels, fibres, None if power_law is None else power_law_default)
         self.compresses = compression is not None
         self.limits_pa = [
-            default if db is None else REFERENCE_PA * 10 ** (db / 20)
+            default if db is None else db_to_pa(db)
             for db, default in ((compression_db_min, 0.0), (compression_db_max, math.inf))
         ]
-        for name, exponent in (("compression", compression), ("power_law", power_law)):
-            values = torch.as_tensor(1.0 if exponent is None else exponent, dtype=dtype)
-            if values.ndim and len(values) != num_cf:
-                raise ParameterError(f"expected 1 or {num_cf} values of {name}, got {len(values)}")
-            self.register_buffer(name, values.expand(num_cf).contiguous())
-        ears, hz = range(n_ears), tuple(fc_hz.tolist()) * n_ears
-        columns = [f"ear{i}_{kind}_{k}" for i in ears for kind in FIBRES for k in range(num_cf)]
-        slow = FrameGrid(len(hz), self.step, 1, fc_hz=hz)
-        fibre = FrameGrid(3 * len(hz), self.step, 1, fc_hz=hz * 3, columns=tuple(columns))
-        self.grids = {
-            "rates": fibre, "spikes": fibre, "envelope": slow, "ihc": slow,
-            "subbands": FrameGrid(len(hz), 1, 1, fc_hz=hz),
-        }  # fmt: skip
+        self._add_exponent("compression", compression)
+        self._add_exponent("power_law", power_law)
+        self.grids = self._grids(tuple(fc_hz.tolist()) * n_ears)
+
+    def _grids(self, fc_hz: tuple[float, ...]) -> dict[str, FrameGrid]:
+        """Return the grids of the outputs, for the centre frequencies of all ears."""
+        ears, numbers = range(self.n_ears), range(self.num_cf)
+        columns = tuple(f"ear{i}_{kind}_{k}" for i in ears for kind in FIBRES for k in numbers)
+        subbands = FrameGrid(len(fc_hz), 1, 1, fc_hz=fc_hz)
+        slow = replace(subbands, hop_length=self.step)
+        fibre = replace(slow, width=len(columns), fc_hz=fc_hz * len(FIBRES), columns=columns)
+        of_fibres = dict.fromkeys(("rates", "spikes"), fibre)
+        return of_fibres | {"envelope": slow, "ihc": slow, "subbands": subbands}
+
+    def _add_exponent(self, name: str, exponent: Any) -> None:
+        """Add an exponent of each centre frequency; None is 1."""
+        values = torch.as_tensor(1.0 if exponent is None else exponent, dtype=self.dtype)
+        if values.ndim and len(values) != self.num_cf:
+            raise ParameterError(f"expected 1 or {self.num_cf} values of {name}, got {len(values)}")
+        self.register_buffer(name, values.expand(self.num_cf).contiguous())
 
     def _add_filters(self, fc_hz: Any) -> None:
+        """Add the filters, and the size of the blocks in which they are applied."""
         limit_hz = self.phase_locking_limit
         gammatone, slow = gammatone_taps(fc_hz, self.fs), lowpass_taps(limit_hz, self.fs)
         # The taps of a high limit end in rounding noise: 3000 Hz needs 16 taps of 1001.
         heard = np.cumsum(np.abs(slow[::-1]))[::-1] > NEGLIGIBLE * np.abs(slow).sum()
         slow = slow[: int(heard.sum())]
-        #: Samples before a block that change its frames.
-        self.past = gammatone.shape[1] + len(slow) - 2
+        past = gammatone.shape[1] + len(slow) - 2  # samples before a block that change its frames
         #: Samples of a transform; its last samples are a block.
-        self.n_fft = 2 ** math.ceil(math.log2(8 * self.past))
-        self.block = (self.n_fft - self.past) // self.step * self.step
+        self.n_fft = 2 ** math.ceil(math.log2(8 * past))
+        self.block = (self.n_fft - past) // self.step * self.step
         self.register_buffer("lowpass_taps", torch.from_numpy(slow).to(self.dtype))
         spectrum = torch.fft.rfft(torch.from_numpy(gammatone), self.n_fft)
         self.register_buffer("gammatone_spectrum", spectrum.to(self.dtype.to_complex()))
-        self.one_poles = torch.nn.ModuleList(
-            ButterworthFilter(self.fs, limit_hz, dtype=self.dtype)
-            for _ in range(LOWPASS_ORDER if self.lowpass == "onepole" else 0)
-        )
+        count = LOWPASS_ORDER if self.lowpass == "onepole" else 0
+        one_poles = (ButterworthFilter(self.fs, limit_hz, dtype=self.dtype) for _ in range(count))
+        self.one_poles = StageSequence(*one_poles)
 
     def _add_fibres(
         self, levels: tuple[Any, ...], fibres: tuple[int, ...], exponent: float | None
@@ -325,13 +335,11 @@ class AuditoryNerve(FrameModule):
             raise ShapeError(
                 f"expected a signal (.., {self.n_ears}, time), got {tuple(chunk.shape)}"
             )
-        x = finite_signal(chunk, self.dtype)
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        rows = rows_of(finite_signal(chunk, self.dtype))
         if state is None:
-            heard = rows.new_zeros(len(rows), self.n_fft - self.block)
-            state = _State(rows[:, :0], heard, (None,) * len(self.one_poles))
+            state = _State(rows[:, :0], rows.new_zeros(len(rows), self.n_fft - self.block))
         waiting, first = torch.cat((state.waiting, rows), -1), state.blocks
-        needed = {"subbands"} & {*names} | ({"ihc"} if {*names} - {"subbands"} else set())
+        needed = {"subbands" if name == "subbands" else "ihc" for name in names}
         # Transforms refuse an empty batch.
         samples = waiting.shape[-1] if last and not len(rows) else 0
         parts = {
@@ -363,9 +371,7 @@ class AuditoryNerve(FrameModule):
             made["ihc"], poles = self._lowpassed(self._transduced(subbands), begin, poles)
         return made, _State(block[:, :0], heard[:, self.block :], poles, state.blocks + 1)
 
-    def _lowpassed(
-        self, driven: Tensor, begin: int, poles: tuple[Any, ...]
-    ) -> tuple[Tensor, tuple[Any, ...]]:
+    def _lowpassed(self, driven: Tensor, begin: int, poles: Any) -> tuple[Tensor, Any]:
         """Return the low-passed signal from sample `begin` on at fs_out, and filter states."""
         if self.lowpass == "phaselocknet":
             first = begin + 1 - len(self.lowpass_taps)
@@ -375,11 +381,8 @@ class AuditoryNerve(FrameModule):
             # One long row, as no window of a frame of the block reaches back to another channel.
             row = _fir(driven.flatten(1), self.lowpass_taps, 1, first - begin, driven[0].numel())
             return row.view_as(driven)[..., begin : begin + self.block : self.step], poles
-        slow, after = driven[..., begin:], []
-        for one_pole, state in zip(cast("Any", self.one_poles), poles, strict=True):
-            slow, next_state = one_pole.stream(slow, state)
-            after.append(next_state)
-        return slow[..., :: self.step], tuple(after)
+        slow, poles = self.one_poles.stream(driven[..., begin:], poles)
+        return slow[..., :: self.step], poles
 
     def _transduced(self, subbands: Tensor) -> Tensor:
         """Compress and rectify subbands (row, cf, time)."""
@@ -396,14 +399,8 @@ class AuditoryNerve(FrameModule):
         """Return the imaginary part of the analytic signal of whole signals (row, cf, frame)."""
         if not x.numel():
             return x
-        frames = x.shape[-1]
-        turn = torch.full((frames // 2 + 1,), -1j, dtype=x.dtype.to_complex(), device=x.device)
-        turn[0] = 0.0
-        if frames % 2 == 0:
-            turn[-1] = 0.0
         # Some channels at a time, whose memory is used again.
-        parts = (torch.fft.rfft(each).mul_(turn) for each in x.split(_QUADRATURE_CHANNELS, 1))
-        return torch.cat([torch.fft.irfft(each, frames) for each in parts], 1)
+        return torch.cat([quadrature_of(each) for each in x.split(_QUADRATURE_CHANNELS, 1)], 1)
 
     def _fibres_of(self, x: Tensor, names: tuple[str, ...], block: int) -> Outputs:
         """Return `envelope`, `rates` and `spikes` (row, frame, column).
@@ -448,17 +445,5 @@ class AuditoryNerve(FrameModule):
 
     def _arranged(self, values: Tensor, signal: Tensor) -> Tensor:
         """Return values (row, frame, column) as (.., frame, ear column)."""
-        frames, columns = values.shape[1:]
-        if self.n_ears == 1:
-            return values.reshape(*signal.shape[:-1], frames, columns)
-        ears = values.reshape(*signal.shape[:-1], frames, columns).movedim(-3, -2)
-        return ears.flatten(-2)
-
-    def extra_repr(self) -> str:
-        """Return rates, centre frequencies, low-pass and mode."""
-        return (
-            f"fs={self.fs:g}, fs_out={self.fs_out:g}, min_cf={self.fc[0]:g}, "
-            f"max_cf={self.fc[-1]:g}, num_cf={self.num_cf}, "
-            f"phase_locking_limit={self.phase_locking_limit:g}, lowpass={self.lowpass!r}, "
-            f"envelope_mode={self.envelope_mode}, n_ears={self.n_ears}, spikes={self.spikes!r}"
-        )
+        values = values.reshape(*signal.shape[:-1], *values.shape[1:])
+        return values if self.n_ears == 1 else values.movedim(-3, -2).flatten(-2)

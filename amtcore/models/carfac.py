@@ -68,8 +68,8 @@ _MOST_ITERATIONS = 16
 _LEAST_CHANNELS = 4
 #: Values of health whose gain is computed, and corrections of the health that follows from them.
 _HEALTH_STEPS, _HEALTH_PASSES = 65, 5
-#: Outputs over frames, in the order of the kernel.
-_POOLED = ("nap", "bm", "agc")
+#: Outputs over frames, and of every sample, in the order of the kernel.
+_POOLED, _SAMPLED = ("nap", "bm", "agc"), ("bm", "nap", "agc_zb", "ohc_za")
 
 
 def _chosen(name: str, given: Kwargs, known: Mapping[str, tuple[Any, Rule]]) -> dict[str, Any]:
@@ -156,6 +156,7 @@ class CARFAC(FrameModule):
     """
 
     input_unit = "rms1=104dB"
+    shown = "fs n_ears n_channels ihc linear open_loop health_start frame_rate_hz"
     fc: Tensor
     coef: Tensor
     start: Tensor
@@ -203,31 +204,25 @@ class CARFAC(FrameModule):
         self.input_channels = (1,) if n_ears == 1 else (1, n_ears)
         resonators = _design_resonators(fs, car)
         self.n_channels = len(resonators["fc"])
-        health = np.ones((n_ears, self.n_channels))
-        if ohc_health is not None:
-            try:
-                health = health * ohc_health
-            except ValueError:
-                health = health[:0]
-        if len(health) != n_ears or health.shape[-1] != self.n_channels:
+        shape = n_ears, self.n_channels
+        try:
+            health = np.broadcast_to(1.0 if ohc_health is None else ohc_health, shape)
+        except ValueError:
             raise ParameterError(
-                f"ohc_health must fit ({n_ears}, {self.n_channels}), the ears and channels at fs "
-                f"{fs:g} Hz, got {ohc_health!r}"
-            )
-        cell_gain = np.ones(self.n_channels)
+                f"ohc_health must fit {shape}, the ears and channels at fs {fs:g} Hz, got "
+                f"{ohc_health!r}"
+            ) from None
+        resonators["cell_gain"] = np.ones(self.n_channels)
         if audiogram is not None:
             if ohc_health is not None or (open_loop and self.health_start == "healthy"):
                 raise ParameterError(
                     "expected no ohc_health, and no health_start 'healthy' with open_loop, beside "
                     "an audiogram, which sets the health; leave them out"
                 )
-            offset = 0.0 if linear else car["v_offset"]
+            undamping = 1.0 if linear else 1.0 / (1.0 + car["v_offset"] ** 2)
             loss_db = losses_db(audiogram, resonators["fc"])
-            found, cell_gain = _impaired(
-                fs, resonators, 1.0 / (1.0 + offset**2), loss_db, ohc_share
-            )
-            health = health * found
-        resonators["cell_gain"] = cell_gain
+            found, gain = _impaired(fs, resonators, undamping, loss_db, ohc_share)
+            health, resonators["cell_gain"] = np.broadcast_to(found, shape), gain
         self._register(resonators, health, car, _hair_cell(ihc, fs, taus), _stages(fs, agc))
         hop = Fraction(str(fs)) / Fraction(str(frame_rate_hz))
         fc_hz = tuple(float(f) for f in resonators["fc"]) * n_ears
@@ -240,8 +235,7 @@ class CARFAC(FrameModule):
         """Lay the constants out as the kernel reads them."""
         stages, counts, gain = agc
         padding = ((0, 0), (0, -self.n_channels % kernel.STEP))
-        names = ("a", "c", "h", "r1", "zr", "ga", "gb", "gc", "cell_gain")
-        rows = [car[name] for name in names]
+        rows = [car[name] for name in ("a", "c", "h", "r1", "zr", "ga", "gb", "gc", "cell_gain")]
         coef = np.pad(np.stack([*rows, *health]), padding)
         start = np.zeros((self.n_ears, kernel.MEMORIES + 2 * len(counts), coef.shape[1]))
         first = np.ones_like(health) if self.health_start == "healthy" else health
@@ -256,8 +250,7 @@ class CARFAC(FrameModule):
             each.reshape(*each.shape[:-1], -1, kernel.STEP).swapaxes(-2, -3)
             for each in (coef, start)
         )
-        velocity = numbers["velocity_scale"], numbers["v_offset"]
-        listed = [0.0, 0.0] if self.linear else [*velocity]
+        listed = [0.0, 0.0] if self.linear else [numbers["velocity_scale"], numbers["v_offset"]]
         listed += [2.0 * math.pi * numbers["ac_corner_hz"] / self.fs]
         listed += [1.0 / sum(gain**s for s in range(len(counts))), gain, *cell_numbers]
         listed += [0.0] * (kernel.NUMBERS - len(listed))
@@ -278,16 +271,16 @@ class CARFAC(FrameModule):
         counts = self.counts.cpu().numpy()
         x = signal.detach().to("cpu", self.dtype).contiguous().numpy()
         clips, ears, n = x.shape
-        shape, position = (clips, ears, start[0].size), 0 if state is None else state.samples
-        if state is None:
-            rows = np.broadcast_to(start.reshape(1, ears, -1), shape).copy()
-        else:
-            rows = state.rows.copy()
+        shape = clips, ears, start[0].size
+        state = state or CarfacState(np.broadcast_to(start.reshape(ears, -1), shape), 0)
+        rows, position = state.rows.copy(), state.samples
         if rows.shape != shape or rows.dtype != x.dtype:
             raise StateError(
                 f"expected the state of the chunk before, {shape} of {x.dtype}, got {rows.shape} "
                 f"of {rows.dtype}"
             )
+        if self.open_loop:  # a loop that was closed may have left ramps
+            rows.reshape(clips, *start.shape)[..., kernel.DZB : kernel.DG + 1, :] = 0.0
         grid, row = self.grids["nap"], len(coef) * kernel.STEP
         n_frames = grid.n_frames(position + n) - grid.n_frames(position)
         updates = (position + n) // int(counts[0, 0]) - position // int(counts[0, 0])
@@ -309,17 +302,18 @@ class CARFAC(FrameModule):
 
     def _as_clips(self, signal: Tensor) -> tuple[Tensor, torch.Size]:
         """Return the signal as (clip, ear, time), and the axes before ears and time."""
-        check_floating(signal, "(.., time)")
-        if self.n_ears > 1 and signal.ndim == 1:
+        check_floating(signal, "(..., time)", 1)
+        if self.n_ears == 1:
+            signal = signal.unsqueeze(-2)
+        elif signal.ndim == 1:
             signal = signal.expand(self.n_ears, -1)
-        ears = signal.shape[-2] if self.n_ears > 1 else 1
-        if signal.ndim < 1 or ears != self.n_ears:
-            wanted = "(..., time)" if self.n_ears == 1 else f"(time,) or (..., {self.n_ears}, time)"
+        if signal.shape[-2] != self.n_ears:
             raise ShapeError(
-                f"expected a signal {wanted}, got a tensor of shape {tuple(signal.shape)}"
+                f"expected a signal (time,) or (..., {self.n_ears}, time), got a tensor of shape "
+                f"{tuple(signal.shape)}"
             )
-        lead = signal.shape[: -1 if self.n_ears == 1 else -2]
-        return signal.reshape(lead.numel(), ears, signal.shape[-1]), lead
+        lead = signal.shape[:-2]
+        return signal.reshape(lead.numel(), *signal.shape[-2:]), lead
 
     def stages(
         self,
@@ -348,9 +342,7 @@ class CARFAC(FrameModule):
             moved = torch.from_numpy(values[..., channels]).movedim(1, -1).to(signal.device)
             return moved.reshape(*lead, *ears, *moved.shape[2:]).contiguous()
 
-        rows = {"bm": kernel.BM_OUT, "nap": kernel.NAP_OUT}
-        rows |= {"agc_zb": kernel.ZB_OUT, "ohc_za": kernel.ZA_OUT}
-        arrays = {name: samples[..., row, :] for name, row in rows.items()}
+        arrays = {name: samples[..., i, :] for i, name in enumerate(_SAMPLED)}
         arrays["agc_memory"] = memories
         check_known("CARFAC has no stage", names or (), arrays)
         return {name: arranged(arrays[name]) for name in names or arrays}, state
@@ -374,14 +366,6 @@ class CARFAC(FrameModule):
         columns = (*lead, made.shape[1], self.grids["nap"].width)
         which = {name: made[..., i, :].reshape(columns) for i, name in enumerate(_POOLED)}
         return {name: which[name] for name in names}, state
-
-    def extra_repr(self) -> str:
-        """Return the arguments that differ between models."""
-        return (
-            f"fs={self.fs:g}, n_ears={self.n_ears}, n_channels={self.n_channels}, ihc={self.ihc}, "
-            f"linear={self.linear}, open_loop={self.open_loop}, health_start={self.health_start}, "
-            f"frame_rate_hz={self.frame_rate_hz:g}"
-        )
 
 
 def _design_resonators(fs: float, car: dict[str, Any]) -> dict[str, Array]:

@@ -25,6 +25,8 @@ from torch import Tensor
 from amtcore.arguments import RATE, Flag, Number, Numbers, Text, checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.filter_design import resample_ratio, resample_taps
+from amtcore.kernels.operations.fir import windows
+from amtcore.kernels.torch_state import rows_of
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.fine_envelope import bands_to_frames, can_interpolate, frame_weights
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
@@ -77,9 +79,8 @@ class HalfCosineFilters:
         n: Filters between the limits, for a sample factor of 1.
         low_lim: Lower limit in Hz.
         high_lim: Upper limit in Hz.
-        sample_factor: Factor of overlapping filters, 1 or even.
-        no_lowpass: Whether the low-pass channels are dropped.
-        no_highpass: Whether the high-pass channels are dropped.
+        sample_factor: Factor of overlapping filters, 1 or even. The first and the last channels, as
+            many as this factor, are low-pass and high-pass filters.
     """
 
     fs: float
@@ -87,8 +88,6 @@ class HalfCosineFilters:
     low_lim: float
     high_lim: float
     sample_factor: int
-    no_lowpass: bool = False
-    no_highpass: bool = False
 
     def __post_init__(self) -> None:
         if not self.low_lim < self.high_lim <= self.fs / 2:
@@ -114,18 +113,11 @@ class HalfCosineFilters:
         """Return the nominal frequency of each channel in Hz."""
         centres, s = self.centres(), self.sample_factor
         low, high = centres[:s] - s * self.step, centres[-s:] + s * self.step
-        parts = [
-            *([] if self.no_lowpass else [low]),
-            centres,
-            *([] if self.no_highpass else [high]),
-        ]
-        fc_hz = _erb_frequency(np.concatenate(parts))
+        fc_hz = _erb_frequency(np.concatenate((low, centres, high)))
         return np.where(fc_hz < 0, 1.0, fc_hz)
 
     def least_points(self) -> int:
         """Return the length of the transform from which on every high-pass filter has a bin."""
-        if self.no_highpass:
-            return 1
         top_hz = float(_erb_frequency(self.centres()[-1]))
         # An even length has a bin at fs/2. The last bin of an odd length is half a step below.
         return math.floor(self.fs / (self.fs - 2 * top_hz)) + 1
@@ -147,13 +139,13 @@ class HalfCosineFilters:
         def rest(centre: float, first: int, end: int) -> Tensor:
             return (1.0 - band(centre, first, end).square()).clamp(min=0.0).sqrt()
 
-        for centre in [] if self.no_lowpass else centres[:s]:
+        for centre in centres[:s]:
             yield 0, rest(centre, 0, math.ceil(place(centre))) / math.sqrt(s)
         for centre in centres:
             first = min(max(math.floor(place(centre - half)), 0), bins - 1)
             end = min(math.ceil(place(centre + half)) + 1, bins)
             yield first, band(centre, first, end) / math.sqrt(s)
-        for centre in [] if self.no_highpass else centres[-s:]:
+        for centre in centres[-s:]:
             first = math.floor(place(centre)) + 1
             yield first, rest(centre, first, bins) / math.sqrt(s)
 
@@ -234,6 +226,7 @@ class Cochleagram(FrameModule):
     torch.Size([390, 211])
     """
 
+    shown = "fs preset filters fc envelope fs_out compression"
     fc: Tensor
     weights: Tensor
     can_stream = False
@@ -296,23 +289,28 @@ class Cochleagram(FrameModule):
         if n is None:
             low, high = _erb_number([low_lim, high_lim])
             n = max(math.floor(high - low) - 1, 1) if chosen.n is None else chosen.n
-        self.filters = HalfCosineFilters(
-            self.fs, n, low_lim, high_lim, sample_factor or chosen.sample_factor, no_lowpass,
-            no_highpass,
-        )  # fmt: skip
-        fc_hz = self.filters.fc_hz()
+        factor = sample_factor or chosen.sample_factor
+        self.filters = HalfCosineFilters(self.fs, n, low_lim, high_lim, factor)
+        self._channels = slice(factor if no_lowpass else 0, -factor if no_highpass else None)
+        fc_hz = self.filters.fc_hz()[self._channels]
         self.register_buffer("fc", torch.from_numpy(fc_hz).to(dtype))
+        least = 1 if no_highpass else self.filters.least_points()
+        self.min_samples = next(n for n in count(1) if self.n_fft(n) >= least)
+        hop, window = self._add_weights(window_size, pad)
+        unit = {"power": f"Pa^{power:g}", "db": "dB", "none": "Pa"}[compression]
+        every = FrameGrid(len(fc_hz), 1, min_samples=self.min_samples, fc_hz=tuple(fc_hz.tolist()))
+        frames = replace(every, hop_length=hop, window_length=window, unit=unit)
+        self.grids = {"cochleagram": frames, "envelope": every, "subbands": every}
+
+    def _add_weights(self, window_size: int, pad: tuple[int, int]) -> tuple[Fraction, Fraction]:
+        """Add the weights of frames; return their hop and the first window in samples."""
         if len(pad) != 2:
             raise ParameterError(f"pad must be two numbers, before and after, got {list(pad)}")
-        least = self.filters.least_points()
-        self.min_samples = next(n for n in count(1) if self.n_fft(n) >= least)
-        every = FrameGrid(len(fc_hz), 1, min_samples=self.min_samples, fc_hz=tuple(fc_hz.tolist()))
         hop = Fraction(str(self.fs)) / Fraction(str(self.fs_out))
-        up, down, self.centre = hop.denominator, hop.numerator, Fraction(0)
-        window = Fraction(1, up)
+        up, down = hop.denominator, hop.numerator
         if self.preset == "pycochleagram":
             taps = resample_taps(*resample_ratio(self.fs, self.fs_out))
-            ahead = len(taps) // 2
+            ahead, window, self.centre = len(taps) // 2, Fraction(1, up), Fraction(0)
         elif up != 1:
             raise ParameterError(
                 f"expected fs a whole multiple of fs_out for chcochleagram, got {self.fs:g} and "
@@ -320,14 +318,11 @@ class Cochleagram(FrameModule):
             )
         else:
             taps = sinc_kernel(down, window_size).flip(0)
-            ahead = window_size - 1 - pad[0]
-            window = Fraction(window_size - sum(pad))
+            ahead, window = window_size - 1 - pad[0], Fraction(window_size - sum(pad))
             self.centre = Fraction(window_size, 2) - pad[0]
         weights, self.firsts, self.cycle = frame_weights(taps, ahead, up, down)
-        self.register_buffer("weights", weights.to(dtype))
-        exponent = {"power": f"Pa^{power:g}", "db": "dB", "none": "Pa"}[compression]
-        frames = FrameGrid(len(fc_hz), hop, window, self.min_samples, every.fc_hz, unit=exponent)
-        self.grids = {"cochleagram": frames, "envelope": every, "subbands": every}
+        self.register_buffer("weights", weights.to(self.dtype))
+        return hop, window
 
     def n_fft(self, n_samples: int) -> int:
         """Return the length of the transform of a clip, with its zeros."""
@@ -352,7 +347,7 @@ class Cochleagram(FrameModule):
                 f"expected {self.min_samples} samples or more, so that the highest filter has a "
                 f"frequency of the clip's transform, got {samples}; lower high_lim or pad the clip"
             )
-        rows = x.reshape(math.prod(x.shape[:-1]), samples)
+        rows = rows_of(x)
         groups = list(self._groups(rows, names)) if rows.numel() else []
         found = {}
         for name in names:
@@ -360,8 +355,8 @@ class Cochleagram(FrameModule):
             frames = rows.new_empty(len(rows), grid.n_frames(samples), grid.width)
             if frames.numel():
                 frames = torch.cat([made[name] for made in groups], -1)
-            if name == "cochleagram" and self.compression == "db" and frames.numel():
-                frames = self._decibels(frames)
+                if name == "cochleagram" and self.compression == "db":
+                    frames = self._decibels(frames)
             found[name] = frames.reshape(*signal.shape[:-1], *frames.shape[1:])
         return found
 
@@ -369,7 +364,7 @@ class Cochleagram(FrameModule):
         """Yield outputs (row, frame, channel) of some channels, from the lowest channel on."""
         samples, n_fft = rows.shape[-1], self.n_fft(rows.shape[-1])
         starts = self._starts(samples if "cochleagram" in names else 0)
-        responses = _responses(self.filters, n_fft, self.dtype, rows.device)
+        responses = _responses(self.filters, n_fft, self.dtype, rows.device)[self._channels]
         spectrum = torch.fft.rfft(rows, n_fft)
         weights = torch.full_like(spectrum[0].real, 1 / n_fft)
         if self.envelope_scale == "full":
@@ -379,8 +374,7 @@ class Cochleagram(FrameModule):
         by_kernel = self.envelope == "hilbert" and can_interpolate(spectrum, most, n_fft)
         size = LANES if by_kernel else max(1, _GROUP_SAMPLES // (n_fft * len(rows)))
         for at in range(0, len(responses), size):
-            group, made = responses[at : at + size], {}
-            slow: Tensor | None = None
+            group, slow, made = responses[at : at + size], None, dict[str, Tensor]()
             if "subbands" in names or self.envelope != "hilbert":
                 subbands = torch.fft.irfft(_filtered(spectrum, group, spectrum.shape[-1]), n_fft)
                 made["subbands"] = subbands[..., :samples].mT
@@ -421,15 +415,13 @@ class Cochleagram(FrameModule):
         if not self.downsample_then_compress:
             envelope, slow = self._compressed(envelope), None
         if slow is None:
-            starts, window = self._starts(samples), self.weights.shape[1]
-            before, after = -int(starts[0]), max(int(starts[-1]) + window - samples, 0)
-            x = torch.nn.functional.pad(envelope.mT, (before, after))
+            window, cycles = self.weights.shape[1], len(self._starts(samples)) // len(self.firsts)
+            reach = (cycles - 1) * self.cycle + window
             parts = [
-                product(x[..., before + first :].unfold(-1, window, self.cycle), weights)
+                product(windows(envelope.mT, first, reach).unfold(-1, window, self.cycle), weights)
                 for first, weights in zip(self.firsts.tolist(), self.weights, strict=True)
             ]
-            cycles = len(starts) // len(parts)
-            slow = torch.stack([each[..., :cycles, :] for each in parts], -2).flatten(-3).mT
+            slow = torch.stack(parts, -2).flatten(-3).mT
         slow = slow[:, : self.grids["cochleagram"].n_frames(samples)]
         slow = slow.clamp(min=0.0) if self.preset == "pycochleagram" else slow
         return self._compressed(slow) if self.downsample_then_compress else slow
@@ -444,12 +436,3 @@ class Cochleagram(FrameModule):
         """Return levels (row, frame, channel) in dB re the largest value of each row."""
         level = torch.where(x > 0, x, torch.finfo(x.dtype).eps)
         return (20.0 * torch.log10(level / level.amax((1, 2), keepdim=True))).clamp(min=FLOOR_DB)
-
-    def extra_repr(self) -> str:
-        """Return the preset, rates, filters and compression."""
-        f = self.filters
-        return (
-            f"fs={self.fs:g}, preset={self.preset!r}, n={f.n}, low_lim={f.low_lim:g}, "
-            f"high_lim={f.high_lim:g}, sample_factor={f.sample_factor}, channels={len(self.fc)}, "
-            f"envelope={self.envelope!r}, fs_out={self.fs_out:g}, compression={self.compression!r}"
-        )

@@ -32,6 +32,7 @@ class FrameGrid:
         window_length: Samples that the first frame needs, which may be a fraction; None is the hop,
             so that n samples give floor(n / hop) frames.
         min_samples: Least samples of a clip with frames.
+        padded_to: Zeros fill a clip up to a multiple of this number of samples.
         fc_hz: Centre frequency of each channel, if there are any.
         columns: Name of each column, if columns are different quantities.
         unit: Unit of the values, if parameters decide it; "" takes the unit of the stream's kind.
@@ -56,6 +57,7 @@ class FrameGrid:
     mfc_hz: tuple[float, ...] = ()
     channel_offsets: tuple[int, ...] = ()
     least: float | None = None
+    padded_to: int = 1
 
     def __post_init__(self) -> None:
         if self.width < 1 or (self.hop_length is not None and self.hop_length <= 0):
@@ -68,6 +70,7 @@ class FrameGrid:
         """Return the number of frames in `n_samples` samples."""
         if self.hop_length is None:
             return int(n_samples >= max(self.min_samples, 1))
+        n_samples += -n_samples % self.padded_to
         window = self.hop_length if self.window_length is None else self.window_length
         if n_samples < max(window, self.min_samples):
             return 0

@@ -24,7 +24,7 @@ from amtcore.kernels.chain import ChainStep
 from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operations.sections import STATE_VARIABLE
 from amtcore.kernels.operators import operator, run_ops
-from amtcore.kernels.torch_state import wants_derivative
+from amtcore.kernels.torch_state import can_run, rows_of
 from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import LANES, fma, vabs, vload, vmax, vsplat, vstore
@@ -64,12 +64,6 @@ PIECE_S = 30
 LEAST_LEVEL = -120.0
 
 _fir = operator(FIR)
-
-
-def can_filter(x: Tensor) -> bool:
-    """Return True if the kernel may filter: on the CPU, without a derivative or a compiler."""
-    plain = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    return plain and not wants_derivative(x)
 
 
 @kernel
@@ -287,8 +281,7 @@ class ProgrammeLoudness(FrameModule):
                 f"expected (.., channel, time) with 1 or {channels} channels of the layout "
                 f"{self.layout!r}, got {tuple(signal.shape)}"
             )
-        axes = tuple(x.shape[:-1])
-        return x.reshape(math.prod(axes), x.shape[-1]), axes
+        return rows_of(x), tuple(x.shape[:-1])
 
     def k_weighted(self, signal: Tensor) -> Tensor:
         """Return the K-weighted signal in float64: (.., time) -> (.., channel, time)."""
@@ -297,7 +290,7 @@ class ProgrammeLoudness(FrameModule):
 
     def _weighted(self, rows: Tensor, state: Tensor, power: int) -> tuple[Tensor, Tensor]:
         """Filter (row, time); return a power of the result, 1 or 2, and the next state (row, 4)."""
-        if can_filter(rows):
+        if can_run(rows):
             y, state = torch.empty(rows.shape, dtype=torch.float64), state.clone()
             signals, coef = rows.detach().contiguous().numpy(), self.sections.numpy()
             states, made = state.numpy(), y.numpy()
@@ -330,17 +323,16 @@ class ProgrammeLoudness(FrameModule):
             if count & size:
                 total, at = total + level[:, at : at + blocks], at + size
             level, size = level[:, :-size] + level[:, size:], 2 * size
-        by_channel = (total / self._start(count)).unflatten(0, axes).unbind(-2)
-        power = self.weights[0] * by_channel[0]
-        for weight, channel in zip(self.weights[1:], by_channel[1:], strict=False):
+        power = total.new_zeros(())
+        channels = (total / self._start(count)).unflatten(0, axes).unbind(-2)
+        for weight, channel in zip(self.weights, channels, strict=False):
             power = power + weight * channel
         return power
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return outputs of whole signals, see the class."""
-        check_floating(signal, "(.., time)")
-        state, parts, most = None, [], round(PIECE_S * self.fs)
-        pieces = signal.split(most, -1) if signal.ndim and signal.shape[-1] else (signal,)
+        check_floating(signal, "(.., time)", 1)
+        state, parts, pieces = None, [], signal.split(round(PIECE_S * self.fs), -1)
         for i, piece in enumerate(pieces):
             part, state = self.stream(piece, state, i + 1 == len(pieces), names)
             parts.append(part)
@@ -369,12 +361,10 @@ class ProgrammeLoudness(FrameModule):
         return {name: made[name].to(self.dtype) for name in names}, state
 
     def _rest(self, rows: Tensor) -> LoudnessState:
-        none, peaks = rows.new_zeros(len(rows), 0).double(), rows.new_zeros(len(rows))
-        filters, waiting = (
-            none.new_zeros(len(rows), 4),
-            rows.new_zeros(len(rows), self.phases.shape[1] - 1),
-        )
-        return LoudnessState(filters, none, none, 0, (0, 0), 0, waiting, peaks)
+        """Return the state before the first sample."""
+        none, filters = (rows.new_zeros(len(rows), n, dtype=torch.float64) for n in (0, 4))
+        waiting = rows.new_zeros(len(rows), self.phases.shape[1] - 1)
+        return LoudnessState(filters, none, none, 0, (0, 0), 0, waiting, rows.new_zeros(len(rows)))
 
     def _true_peak(
         self, rows: Tensor, axes: tuple[int, ...], state: LoudnessState, last: bool
@@ -386,7 +376,7 @@ class ProgrammeLoudness(FrameModule):
         ready = max(window.shape[-1] - order, 0) // LANES * LANES
         ends = [state.peaks, *((rows.amax(-1), -rows.amin(-1)) if rows.shape[-1] else ())]
         peaks = torch.stack(ends).amax(0)
-        if can_filter(rows):
+        if can_run(rows):
             signals, taps, found = window.numpy(), self.phases.numpy(), peaks.numpy()
             parallel_for(lambda i: find_peak(signals[i], taps, found[i : i + 1]), len(signals))
         elif ready:
@@ -406,34 +396,36 @@ class ProgrammeLoudness(FrameModule):
         """Return the state and the outputs that come from blocks."""
         silence = round(self.lra_pad * self.fs) if last and "lra" in names else 0
         rows = torch.nn.functional.pad(rows, (0, silence)) if silence else rows
-        squares, filters = self._weighted(rows, state.filters, 2)
-        if state.squares.shape[-1]:
-            squares = torch.cat((state.squares, squares), -1)
-        done = state.first + state.steps.shape[1]
-        known = self._start(done) + squares.shape[-1]
-        ready = -(-(known + 1) // self._step) - 1 - done
-        if ready > 0:
-            steps = torch.cat((state.steps, self._sum_steps(squares, done, ready)), 1)
-            state = state._replace(steps=steps)
-            squares = squares[:, self._start(done + ready) - self._start(done) :]
+        state = self._stepped(rows, state)
         made: Outputs = {name: rows.new_zeros(*axes[:-1], 0, 1) for name in names}
         ends = []
         for (name, of_clip), before in zip(SUMMARIES.items(), state.blocks, strict=True):
             grid, count = self.grids[name], STEPS[name]
             known = max(state.first + state.steps.shape[1] - count + 1, before)
             ends.append(grid.n_frames(state.received) if last else known)
-            begin, end, summary = before, ends[-1], last and state.received and of_clip in names
-            if summary:
-                begin, end = 0, grid.n_frames(state.received + (silence if of_clip == "lra" else 0))
-            power = self._powers(state, begin, end, count, axes)
             if name in names:
-                made[name] = loudness(power[..., before - begin : ends[-1] - begin]).unsqueeze(-1)
-            if summary:
+                power = self._powers(state, before, ends[-1], count, axes)
+                made[name] = loudness(power).unsqueeze(-1)
+            if last and state.received and of_clip in names:
+                samples = state.received + (silence if of_clip == "lra" else 0)
+                power = self._powers(state, 0, grid.n_frames(samples), count, axes)
                 found = integrated_loudness if of_clip == "integrated" else loudness_range
                 made[of_clip] = found(power).unsqueeze(-1)
         drop = 0 if {*names} & {*SUMMARIES.values()} else min(ends) - state.first
         state = state._replace(
-            filters=filters, squares=squares.clone(), steps=state.steps[:, drop:],
-            first=state.first + drop, blocks=(ends[0], ends[1]),
-        )  # fmt: skip
+            steps=state.steps[:, drop:], first=state.first + drop, blocks=(ends[0], ends[1])
+        )
         return state, made
+
+    def _stepped(self, rows: Tensor, state: LoudnessState) -> LoudnessState:
+        """Return the state with the steps that the next samples (row, time) complete."""
+        squares, filters = self._weighted(rows, state.filters, 2)
+        if state.squares.shape[-1]:
+            squares = torch.cat((state.squares, squares), -1)
+        steps, done = state.steps, state.first + state.steps.shape[1]
+        known = self._start(done) + squares.shape[-1]
+        ready = -(-(known + 1) // self._step) - 1 - done
+        if ready > 0:
+            steps = torch.cat((steps, self._sum_steps(squares, done, ready)), 1)
+            squares = squares[:, self._start(done + ready) - self._start(done) :]
+        return state._replace(filters=filters, squares=squares.clone(), steps=steps)

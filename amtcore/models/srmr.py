@@ -9,13 +9,13 @@ For intelligibility against a clean clip take `STOI`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from amtcore import filter_design as design
 from amtcore.arguments import RATE, SAMPLING_RATE, Flag, Text, checked_arguments, whole
@@ -25,12 +25,13 @@ from amtcore.kernels.operations.envelope import Quadrature
 from amtcore.kernels.operations.modulation_filters import BANK_STATE_VARIABLE
 from amtcore.kernels.operations.sections import STATE_VARIABLE
 from amtcore.kernels.operators import modulation_bank, rest_state, run_ops
-from amtcore.kernels.torch_state import wants_derivative
+from amtcore.kernels.torch_state import can_run, rows_of, wants_derivative
 from amtcore.kernels.vector.arrays import groups_of
 from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.memory import aligned, transpose
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore
 from amtcore.kernels.vector.threads import parallel_for
+from amtcore.models.frame_blocks import inside
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 
 #: ERB(f) = f / EAR_Q + LEAST_HZ, and bandwidth of a gammatone filter in ERB (Slaney 1993).
@@ -100,17 +101,6 @@ def sum_energies(
             vstore(out, place + 2 * step, e2)
             vstore(out, place + 3 * step, e3)
         t += n
-
-
-@dataclass(frozen=True)
-class CountedGrid(FrameGrid):
-    """A grid whose number of frames is a function of the number of samples."""
-
-    count: Callable[[int], int] = lambda samples: 0
-
-    def n_frames(self, n_samples: int) -> int:
-        """Return the number of frames in `n_samples` samples."""
-        return self.count(n_samples)
 
 
 def _rounded(seconds: Fraction, fs: Fraction) -> int:
@@ -184,6 +174,7 @@ class SRMR(FrameModule):
     """
 
     input_unit = "digital"
+    shown = "fs n_channels low_freq min_cf max_cf fast norm framing bandwidth dtype"
     can_stream = False
     whole_clips_reason = (
         "the Hilbert envelope of the full variant and the limits of norm depend on the whole clip"
@@ -239,10 +230,15 @@ class SRMR(FrameModule):
             "channel_offsets": tuple(range(0, columns + 1, BANDS)),
             "least": 0.0,
         }
-        samples = _rounded(FAST_HOP_S, rate) if fast else 1
+        first = 1 if framing == "buffer" else self.length
+        #: Windows of an envelope. A sample of it comes from `block` samples of the clip.
+        self.windows = FrameGrid(1, self.hop, first)
+        self.padded_to = 1 if fast or framing == "buffer" else PADDED_TO
+        block, step = (self.block, self.block_hop) if fast else (1, 1)
+        hop, window = self.hop * step, block + (first - 1) * step
         self.grids = {
             "score": FrameGrid(1, None, columns=("score",), least=0.0),
-            "energy": CountedGrid(columns, self.hop * samples, count=self._frames, **layout),
+            "energy": FrameGrid(columns, hop, window, padded_to=self.padded_to, **layout),
             "modulation_spectrogram": FrameGrid(columns, None, **layout),
         }
 
@@ -253,11 +249,8 @@ class SRMR(FrameModule):
         numerators, denominator = design.gammatone_polynomials(
             fc_hz, BANDWIDTH * erb_hz(fc_hz), self.fs
         )
-        rows = [
-            torch.stack([design.section_rows(b, a) for b, a in zip(each, denominator, strict=True)])
-            for each in numerators
-        ]
-        self.register_buffer("sections", torch.stack(rows).to(self.dtype))
+        rows = design.section_rows(numerators, denominator)
+        self.register_buffer("sections", rows.to(self.dtype))
         self.block, half = 1, _rounded(FAST_WINDOW_S, rate) // 2
         while self.block < BLOCK_S * rate:
             self.block *= 2
@@ -267,9 +260,9 @@ class SRMR(FrameModule):
             denominator.unsqueeze(1), theta
         )
         self.register_buffer("weights", (gains.abs().prod(0) / self.block).T.to(self.dtype))
-        m = torch.arange(self.block).double() - self.block // 2
-        window = torch.where(m.abs() < half, 0.5 + 0.5 * torch.cos(math.pi * m / half), 0.0)
-        self.register_buffer("window", window.to(self.dtype))
+        window = torch.hann_window(2 * half, dtype=torch.float64)
+        around = self.block // 2 - half
+        self.register_buffer("window", pad(window, (around, around)).to(self.dtype))
 
     def _make_bank(self) -> None:
         """Design the modulation filters and the windows of the energies."""
@@ -280,37 +273,10 @@ class SRMR(FrameModule):
         k, zero = torch.full_like(g, 1.0 / QUALITY), torch.zeros_like(g)
         rows = design.state_variable_rows(g, k, zero, k, zero)
         self.register_buffer("filters", rows.repeat(self.n_channels, 1).to(self.dtype))
-        i = torch.arange(WINDOW_HOPS * self.hop).double()
-        period = self.length - int(self.framing == "buffer")
-        window = torch.where(
-            i < self.length, 0.54 - 0.46 * torch.cos(2 * math.pi * i / period), 0.0
-        )
-        by_hop = window.square().unflatten(0, (WINDOW_HOPS, self.hop)).T
-        self.register_buffer("hop_windows", by_hop.contiguous().to(self.dtype))
-
-    def extra_repr(self) -> str:
-        """Return the text of `print(model)`."""
-        return (
-            f"fs={self.fs:g}, n_channels={self.n_channels}, low_freq={self.low_freq:g}, "
-            f"min_cf={self.min_cf:g}, max_cf={self.max_cf:g}, fast={self.fast}, norm={self.norm}, "
-            f"framing={self.framing!r}, bandwidth={self.bandwidth!r}, {self.dtype}"
-        )
-
-    def _envelope_length(self, samples: int) -> int:
-        """Return the length of the envelope of a clip."""
-        if self.fast:
-            return max(samples - self.block + self.block_hop, 0) // self.block_hop
-        return samples if self.framing == "buffer" else -(-samples // PADDED_TO) * PADDED_TO
-
-    def _frames(self, samples: int) -> int:
-        """Return the number of windows in a clip."""
-        return self._windows(self._envelope_length(samples))
-
-    def _windows(self, length: int) -> int:
-        """Return the number of windows in an envelope."""
-        if self.framing == "buffer":
-            return -(-length // self.hop)
-        return max(length - self.length + self.hop, 0) // self.hop
+        periodic = self.framing == "srmrpy"
+        window = torch.hamming_window(self.length, periodic, dtype=torch.float64).square()
+        hops = pad(window, (0, WINDOW_HOPS * self.hop - self.length)).view(WINDOW_HOPS, self.hop)
+        self.register_buffer("hop_windows", hops.T.contiguous().to(self.dtype))
 
     def filtered(self, signal: Tensor) -> Tensor:
         """Return the outputs (.., channel, time) of the gammatone filters."""
@@ -322,15 +288,15 @@ class SRMR(FrameModule):
 
     def envelope(self, signal: Tensor) -> Tensor:
         """Return the envelopes (channel, time) of one clip (time,), at `rate`."""
-        length = self._envelope_length(signal.shape[-1])
-        if length == 0:
+        samples = signal.shape[-1]
+        if samples < (self.block if self.fast else 1):
             return signal.new_zeros(self.n_channels, 0)
         if self.fast:
             blocks = signal.unfold(-1, self.block, self.block_hop).split(BLOCK_SPECTRA)
             spectra = (torch.view_as_real(torch.fft.rfft(each * self.window)) for each in blocks)
             return torch.cat([modulus(*each.unbind(-1)) @ self.weights for each in spectra]).T
-        y = torch.nn.functional.pad(self.filtered(signal), (0, length - signal.shape[-1]))
-        quadrature, envelopes = Quadrature(length, y), []
+        y = pad(self.filtered(signal), (0, -samples % self.padded_to))
+        quadrature, envelopes = Quadrature(y.shape[-1], y), []
         for pair in y.split(2):  # two channels share a transform
             turned = torch.view_as_real(quadrature(torch.complex(pair[0], pair[-1]))).unbind(-1)
             envelopes += [modulus(*both) for both in zip(pair, turned, strict=False)]
@@ -348,11 +314,11 @@ class SRMR(FrameModule):
         """Return the energy (frame, channel * 8) of one clip's envelopes (channel, time)."""
         length = envelope.shape[-1]
         before = self.length - self.hop if self.framing == "buffer" else 0
-        frames = self._windows(length)
+        frames = self.windows.n_frames(length)
         if frames == 0:
             return envelope.new_zeros(0, len(self.filters))
         hops = frames + WINDOW_HOPS - 1
-        if envelope.device.type == "cpu" and not wants_derivative(envelope):
+        if can_run(envelope):
             by_hop = self._summed(envelope, before, hops)
         else:
             by_hop = torch.cat(self._block_sums(envelope, before, hops), 1)
@@ -377,12 +343,11 @@ class SRMR(FrameModule):
         """Return the blocks of `_summed`, with gradients and on any device."""
         length, size = envelope.shape[-1], BLOCK_HOPS * self.hop
         after = max(hops * self.hop - before - length, 0)
-        x = torch.nn.functional.pad(envelope, (before, after))[:, : hops * self.hop]
+        x = pad(envelope, (before, after))[:, : hops * self.hop]
         state, parts = None, []
         for start in range(0, hops * self.hop, size):
             y, state = self.modulated(x[:, start : start + size], state)
-            inside = max(min(before + length - start, y.shape[-1]), 0)
-            squares = torch.nn.functional.pad(y[:, :inside].square(), (0, y.shape[-1] - inside))
+            squares = inside(y, start - before, length).square()
             parts.append(squares.unflatten(1, (-1, self.hop)) @ self.hop_windows)
         return parts
 
@@ -432,7 +397,7 @@ class SRMR(FrameModule):
         names = self.wanted(names)
         x = finite_signal(signal, self.dtype)
         # One clip at a time: the rounding of sums in torch depends on the shape of a batch.
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        rows = rows_of(x)
         clips = [self._of_clip(row) for row in rows] or [self._of_clip(x.new_zeros(x.shape[-1]))]
         return {
             name: torch.stack([clip[name] for clip in clips])[: len(rows)].reshape(

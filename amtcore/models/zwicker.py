@@ -38,7 +38,7 @@ from amtcore.kernels.operations.zwicker import (
     STRIDE,
 )
 from amtcore.kernels.operators import operator, rest_state, run_ops
-from amtcore.kernels.torch_state import wants_derivative
+from amtcore.kernels.torch_state import rows_of, wants_derivative
 from amtcore.kernels.vector.simd import LANES
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 from amtcore.models.sharpness import WEIGHTINGS, divided, weights
@@ -186,6 +186,7 @@ class ZwickerLoudness(FrameModule):
     torch.Size([50, 240])
     """
 
+    shown = "fs method field skip"
     memory_s = 0.1
     band_coef: Tensor
     band_sections: Tensor
@@ -226,29 +227,19 @@ class ZwickerLoudness(FrameModule):
         self.can_stream = method == "time_varying"
         self.whole_clips_reason = "" if self.can_stream else "a stationary level is a mean"
         self.resampler = None if fs == FS else Resampler(fs, FS, torch.float64)
-        step, first = Fraction(str(float(fs))) / FS, math.ceil(fs / FS)
-        if method == "stationary":
-            grid = FrameGrid(1, None, min_samples=first)
-            self.grids = self._steady_grids(grid)
-        else:
-            grid = FrameGrid(1, step * STRIDE * PER_FRAME, window_length=step)
-            clip = FrameGrid(1 + len(SHARES), None, min_samples=first)
-            self.grids = {
-                **self._steady_grids(grid),
-                "n_inst": grid,
-                "statistics": replace(clip, columns=("n_max", *SHARES)),
-            }
+        clip = FrameGrid(1, None, min_samples=math.ceil(fs / FS))
+        step = Fraction(str(float(fs))) / FS
+        over_time = FrameGrid(1, step * STRIDE * PER_FRAME, window_length=step)
+        grid = over_time if self.can_stream else clip
+        spectrum = replace(grid, width=GRID_POINTS)
+        sharpness = replace(grid, width=len(WEIGHTINGS), columns=WEIGHTINGS)
+        self.grids = {"n": grid, "n_spec": spectrum, "level": grid, "sharpness": sharpness}
+        if self.can_stream:
+            columns = "n_max", *SHARES
+            statistics = replace(clip, width=len(columns), columns=columns)
+            self.grids |= {"n_inst": grid, "statistics": statistics}
         for name, value in self._tables().items():
             self.register_buffer(name, value)
-
-    @staticmethod
-    def _steady_grids(grid: FrameGrid) -> dict[str, FrameGrid]:
-        sharpness = replace(grid, width=len(WEIGHTINGS), columns=WEIGHTINGS)
-        spectrum = replace(grid, width=GRID_POINTS)
-        return {"n": grid, "n_spec": spectrum, "level": grid, "sharpness": sharpness}
-
-    def extra_repr(self) -> str:
-        return f"fs={self.fs:g}, method={self.method}, field={self.field}, skip={self.skip:g}"
 
     def _tables(self) -> dict[str, Tensor]:
         """Return the constants by name: filters and slopes in float64, others as powers."""
@@ -261,10 +252,7 @@ class ZwickerLoudness(FrameModule):
         if self.method == "stationary":  # the first filter adds the squares
             smooth = [torch.ones_like(keep), 0.0 * keep, 0.0 * keep]
         poles = a[..., 1:].flatten(1).T  # a1, a2 of each section
-        sections = [
-            torch.stack([section_rows(b, each) for each in a[:, s]])
-            for s, b in enumerate(table["section_b"])
-        ]
+        sections = section_rows(table["section_b"].unsqueeze(1), a.transpose(0, 1))
         corrections = table["range_correction_db"]
         offset_db = table["ear_db"] - (table["diffuse_db"] if self.field == "diffuse" else 0.0)
         quiet_db, bandwidth_db = table["threshold_db"], table["bandwidth_db"]
@@ -282,7 +270,7 @@ class ZwickerLoudness(FrameModule):
         }
         return {
             "band_coef": pad(torch.cat((poles, *smooth)), (0, LANES - len(a))),
-            "band_sections": torch.stack(sections),
+            "band_sections": sections,
             "band_low_pass": torch.stack((1.0 - keep[0], 0 * keep[0], -keep[0]), 1),
             "band_power": table["band_gain"].square(),
             "smoothed_power": table["band_gain"].square() * (1.0 - keep[0]) ** 3,
@@ -413,8 +401,7 @@ class ZwickerLoudness(FrameModule):
     def _as_rows(self, x: Tensor) -> Tensor:
         """Return a signal (.., time) as (signal, time) in float64."""
         finite_signal(x, self.dtype)
-        x = x.to(torch.float64)
-        return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        return rows_of(x.to(torch.float64))
 
     def _over_time(
         self, x: Tensor, state: ZwickerState, last: bool, names: tuple[str, ...]
@@ -459,9 +446,9 @@ class ZwickerLoudness(FrameModule):
             made["level"] = loudness_level(n)
         if "sharpness" in names:
             own = n_inst if self.denominator == "instantaneous" else n
-            sums, i = product(specific, self.sharpness), WEIGHTINGS.index("aures")
-            shares, aures = divided(sums, own, "din"), divided(sums[..., i : i + 1], own, "aures")
-            made["sharpness"] = torch.cat((shares[..., :i], aures, shares[..., i + 1 :]), -1)
+            totals = product(specific, self.sharpness).split(1, -1)
+            columns = zip(totals, WEIGHTINGS, strict=True)
+            made["sharpness"] = torch.cat([divided(total, own, w) for total, w in columns], -1)
         return made
 
     def _statistics(self, n: Tensor, last: bool) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from amtcore.kernels.chain import FilterBank
-from amtcore.kernels.operations.envelope import fast_length
+from amtcore.kernels.operations.envelope import fast_length, quadrature_of
 
 #: The least number of cells in a second, in a period of the highest band edge, and in a frame.
 CELL_RATE_HZ, CELLS_PER_PERIOD, CELLS_PER_FRAME = 2000.0, 26.0, 20.0
@@ -99,9 +99,7 @@ def _powers(values: Tensor) -> Tensor:
 
     `values` is overwritten.
     """
-    spectrum = torch.fft.rfft(values).mul_(-1j)
-    spectrum[:, 0] = 0
-    turned = torch.fft.irfft(spectrum, n=values.shape[1])
+    turned = quadrature_of(values)
     own = values.square_()
     power = own.mean(1, keepdim=True)
     both = own.addcmul_(turned, turned)

@@ -19,22 +19,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+import numpy as np
 
 from amtcore.kernels.vector.jit import kernel, part
 from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import (
     fma,
-    llvm_intrinsic,
     vload_16,
     vmin,
     vsplat,
     vstore,
     where_greater_or_nan,
 )
-from amtcore.numba_internals import array_data
 
 #: Channels of a vector; channels are padded to whole vectors.
 STEP = 16
@@ -90,36 +86,25 @@ def _begin_sample(s: Any, base: int, coef: Any, at: int, numbers: Any) -> None:
     _store(s, base, RIPPLE, gain * (_load(coef, at, H) * n2))
 
 
-def _chain(delayed: bool) -> Any:
-    @intrinsic
-    def function(typing: Any, s: Any, base: Any, w: Any) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            index = context.cast(builder, args[1], sig.args[1], types.intp)
-            first = builder.gep(array_data(context, builder, sig.args[0], args[0]), [index])
-
-            def place(name: int, k: int) -> Any:
-                return builder.gep(first, [ir.Constant(index.type, name * STEP + k)])
-
-            value = args[2]
-            multiply_add = llvm_intrinsic(builder, "fma", value.type, 3)
-            for k in range(STEP):
-                builder.store(value, place(INPUT, k))
-                factors = builder.load(place(G, k)), value, builder.load(place(RIPPLE, k))
-                value = builder.call(multiply_add, factors)
-                if delayed:
-                    before = builder.load(place(DELAYED, k))
-                    builder.store(value, place(DELAYED, k))
-                    value = before
-            return value
-
-        return w(s, base, w), codegen
-
-    return function
+@part(forceinline=True)
+def _place(at: int, name: int) -> Any:
+    """Return the index of one number; a signed index would cost a test for counts from the end."""
+    return np.uintp(at + name * STEP)
 
 
-#: Run the chain through 16 channels from the input of the first; return the input of the next
-#: channel. With delay, the input of a channel is the last sample of the channel before.
-_ripple, _ripple_delayed = _chain(False), _chain(True)
+@part(forceinline=True)
+def _ripple(s: Any, base: int, w: Any, delayed: bool) -> Any:
+    """Run the chain through 16 channels from the input of the first; return the next input.
+
+    With delay, the input of a channel is the last sample of the channel before.
+    """
+    for k in range(base, base + STEP):
+        s[_place(k, INPUT)] = w
+        y = fma(s[_place(k, G)], w, s[_place(k, RIPPLE)])
+        w = s[_place(k, DELAYED)] if delayed else y
+        if delayed:
+            s[_place(k, DELAYED)] = y
+    return w
 
 
 @part(forceinline=True)
@@ -218,16 +203,18 @@ def _run_samples(
                 if every:
                     vstore(out, here + ZB_OUT * row, vload_16(s, base + ZB * STEP))
                     vstore(out, here + ZA_OUT * row, vload_16(s, base + ZA * STEP))
-                w = _ripple_delayed(s, base, w) if delayed else _ripple(s, base, w)
+                w = _ripple(s, base, w, delayed)
 
 
 @part
 def _smooth(m: Any, channels: int, taps: Any, s: Any, size: int, name: int) -> None:
-    """Smooth a memory over channels once, from `m` with a margin of STEP to `name` in the state.
+    """Smooth the memory `name` of the state over channels once; `m` is room for it and margins.
 
     Channels beyond the ends are repeated. The program that this follows takes m[1], not m[0], two
     steps below m[1], and m[N - 2], not m[N - 1], two steps above m[N - 1].
     """
+    for group in range(s.shape[0] // size):
+        vstore(m, (group + 1) * STEP, _load(s, group * size, name))
     low, high = STEP, STEP + channels - 1
     m[low - 1] = m[low - 2] = m[low]
     m[high + 1], m[high + 2] = m[high], m[high - 1]
@@ -260,17 +247,13 @@ def _update_ear(
                 _store(s, base, name + 2, _load(s, base, name + 2) + value)
     for stage in range(due - 1, -1, -1):
         name, own = MEMORIES + 2 * stage, agc[stage * STAGE_NUMBERS :]
-        for group in range(s.shape[0] // size):
-            base = group * size
+        for base in range(0, s.shape[0], size):
             value, before = _load(s, base, name + 1), _load(s, base, name)
             _store(s, base, name + 1, vsplat(value, 0.0))
             if stage + 1 < stages:
                 value = fma(_load(s, base, name + 2), vsplat(value, numbers[STAGE_GAIN]), value)
-            vstore(m, (group + 1) * STEP, fma(value - before, vsplat(value, own[RATE]), before))
-        _smooth(m, channels, own[TAPS:], s, size, name)
-        for _ in range(1, counts[stage * STAGE_COUNTS + ITERATIONS]):
-            for group in range(s.shape[0] // size):
-                vstore(m, (group + 1) * STEP, _load(s, group * size, name))
+            _store(s, base, name, fma(value - before, vsplat(value, own[RATE]), before))
+        for _ in range(counts[stage * STAGE_COUNTS + ITERATIONS]):
             _smooth(m, channels, own[TAPS:], s, size, name)
 
 
@@ -347,9 +330,6 @@ def run_clip(
     m[:] = 0.0
     decimation, num, den = counts[DECIMATION], hop[0], hop[1]
     frame, done, update, t = position * den // num, 0, 0, 0
-    for ear in range(ears):
-        for base in range(0, 0 if closed else state.shape[1], size):
-            state[ear, base + DZB * STEP : base + (DG + 1) * STEP] = 0.0
     while t < n:
         begin, end = -(-frame * num // den), -(-(frame + 1) * num // den)
         count = min(decimation - position % decimation, n - t, end - position)

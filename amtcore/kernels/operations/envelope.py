@@ -84,6 +84,13 @@ class Quadrature:
         return y[..., :n] + torch.nn.functional.pad(y[..., n : 2 * n - 1], (0, 1))
 
 
+def quadrature_of(x: Tensor) -> Tensor:
+    """Return the Hilbert transform of real signals (.., time), one transform for each."""
+    spectrum = torch.fft.rfft(x).mul_(-1j)
+    spectrum[..., 0] = 0.0
+    return torch.fft.irfft(spectrum, x.shape[-1])
+
+
 def are_finite(rows: Tensor) -> Tensor:
     """Return (row, 1), True for rows of finite numbers."""
     return torch.isfinite(rows).all(1, keepdim=True)
