@@ -48,11 +48,9 @@ def wanted(groups: Sequence[int]) -> list[Mapping[int, Sequence[str]]]:
 
 
 @pytest.mark.parametrize("gap_bytes", [0, 500, 2**17])
-def test_each_row_group_comes_with_all_of_its_columns(
-    place: Path, gap_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_group_comes_with_all_of_its_columns(place: Path, gap_bytes: int) -> None:
     shard = shard_of(place)
-    monkeypatch.setattr(write, "GAP_BYTES", gap_bytes)
+    shard._gap_bytes = gap_bytes
     (file,) = sorted(place.glob("data/00000-*.parquet"))
     content, groups = file.read_bytes(), range(shard._footer.num_row_groups)
     assert len(groups) > 2

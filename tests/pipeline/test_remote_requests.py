@@ -107,7 +107,7 @@ def test_remote_row_groups_come_in_few_requests(
 def test_one_stream_of_a_parquet_file_is_fetched_without_the_others(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, chunked: Path
 ) -> None:
-    monkeypatch.setattr(parquet_format, "GAP_BYTES", 0)
+    monkeypatch.setattr(parquet_format, "REMOTE_GAP_BYTES", 0)
     place = in_memory(chunked, "one-stream")
     fetched = []
     for streams in (["loudness"], ["modulation", "loudness"]):

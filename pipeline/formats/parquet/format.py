@@ -104,9 +104,10 @@ ATTRS_KEY = b"earmill.attrs"
 SEAL_BYTES = len(SEAL_MARK) + 4
 # First request; the footer of a shard of ten minutes and four streams has about 100 kB.
 TAIL_BYTES = 2**18
-REQUEST_BYTES = 8 * MB
+# Bytes of a request to a remote store. Local row groups are as fast one by one.
+REMOTE_REQUEST_BYTES = 8 * MB
 # Larger gaps between wanted columns, such as a row group's scalars, are not fetched.
-GAP_BYTES = 2**17
+GAP_BYTES, REMOTE_GAP_BYTES = 2**13, 2**17
 
 
 def seal_of(footer: bytes) -> bytes:
@@ -417,6 +418,8 @@ class ParquetShard(BlockReader):
         super().__init__(rel, promise.columns)
         self._promise, self._cache = promise, cache
         self._stored = promise.file(layout, rel)
+        self._request_bytes = 1 if layout.is_local else REMOTE_REQUEST_BYTES
+        self._gap_bytes = GAP_BYTES if layout.is_local else REMOTE_GAP_BYTES
         self._footer = read_footer(self._stored)
         # Readers that no thread uses. A new one costs a seventh of decoding a row group.
         self._idle: deque[tuple[FetchedRanges, pq.ParquetFile]] = deque([self._open()])
@@ -503,7 +506,7 @@ class ParquetShard(BlockReader):
         run: list[Block] = []
         begin = end = 0
         for low, high, block in sorted((*self._span_of(*block), block) for block in blocks):
-            far = low - end > GAP_BYTES or high - begin > REQUEST_BYTES
+            far = low - end > self._gap_bytes or high - begin > self._request_bytes
             if run and far and run[-1][1] != block[1]:
                 yield run
                 run = []
@@ -540,7 +543,7 @@ class ParquetShard(BlockReader):
     def _fetched(self, columns: Mapping[int, Sequence[str]]) -> list[Held]:
         """Fetch the wanted columns of row groups."""
         every = (self._span_of(name, g) for g, names in columns.items() for name in names)
-        spans = joined(every, GAP_BYTES)
+        spans = joined(every, self._gap_bytes)
         return [(low, self._stored.read(low, high - low)) for low, high in spans]
 
     def _decoded(
