@@ -27,7 +27,7 @@ if __name__ == "__main__":
     again.set_state(state)
     shapes = [[*row.features["modulation"].shape] for row in rows.to_iter_dataset()]
     print(json.dumps({"seen": seen, "rest": rest, "again": [*again], "shapes": shapes}))
-    workers = grain.MultiprocessingOptions(num_workers=1)
+    workers = grain.MultiprocessingOptions(num_workers=2)
     ids = rows.map(lambda row: row.index).to_iter_dataset().mp_prefetch(workers)
     print(json.dumps(sorted(ids)))
 """
