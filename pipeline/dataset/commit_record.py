@@ -13,12 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
 from pydantic import AfterValidator
 from pydantic_core import to_json
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.dataset.description import read_dataset
@@ -34,10 +35,6 @@ from earmill.pipeline.storage.documents import (
     versioned_json,
 )
 from earmill.pipeline.storage.layout import Layout
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 T = TypeVar("T")
 

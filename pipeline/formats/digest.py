@@ -10,18 +10,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.monitoring import doing
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.values import joined_pieces
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 Counts = Sequence[int] | np.ndarray
 

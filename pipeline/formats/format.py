@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import (
     CommitError,
@@ -36,9 +37,6 @@ from earmill.pipeline.formats.stream_layout import SCALED, StreamLayout, layout_
 from earmill.pipeline.formats.values import as_stored
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.paths import is_suffix
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
 
 
 @dataclass(frozen=True)

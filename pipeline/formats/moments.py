@@ -20,21 +20,18 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.gathering import gathered
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import EventLayout, layout_of
 from earmill.pipeline.formats.values import JOINED_BYTES, Frames, Values, converted, join, sliced
 from earmill.pipeline.storage.documents import Strict
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 BLOCK_FRAMES = 1024
 Columns = NDArray[np.float64]

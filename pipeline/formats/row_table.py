@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.arrow_types import arrow_type, column, extra_types
 from earmill.pipeline.common.errors import CommitError, SpecError
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.stream_layout import layout_of
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
 
 EXTRA_PREFIX = "extra_"
 ZSTD_LEVEL, FEW_ROWS = 3, 8

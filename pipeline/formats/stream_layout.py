@@ -18,10 +18,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import FrameView, Piece, join_frames
 from earmill.pipeline.formats.rows import FeatureRow
@@ -38,10 +39,6 @@ from earmill.pipeline.formats.values import (
     sliced,
     stored_rows,
 )
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 EVENT_COLUMNS = ("frame", "channel", "count")
 EVENT_DTYPE = "int32"

@@ -27,12 +27,13 @@ from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import (
     CommitError,
     DtypeRangeError,
@@ -40,10 +41,6 @@ from earmill.pipeline.common.errors import (
     SpillError,
 )
 from earmill.pipeline.common.gathering import gathered
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 # Bytes that are read from a file of values or written to it at a time.
 PIECE_BYTES = 4 * 2**20

@@ -18,11 +18,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import quote, unquote
 
 import numpy as np
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.arrow_types import plain_json
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.untrusted import MEMBER, loads_json, tar_members
@@ -41,10 +42,6 @@ from earmill.pipeline.formats.stream_layout import StreamLayout, in_values, layo
 from earmill.pipeline.formats.values import pieces
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import own_folder
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 MB = 2**20
 ABOUT = "__earmill__"

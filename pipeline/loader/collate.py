@@ -8,18 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.block_cache import FrameView
 from earmill.pipeline.loader.epoch_order import check_number, check_whole
 from earmill.pipeline.loader.rows import Row, line, short, table, values_text
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 Part = torch.Tensor | FrameView  # Frames of a row.

@@ -8,19 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.text import cut, one_line
 from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.loader import epoch_order as order
 from earmill.pipeline.loader.epoch_order import Rows
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 # Begin and end of a span of a clip, s; an end of infinity is the end of the clip.
 Span = tuple[float, float]

@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CLOSE_AGAIN, CommitError, SourceError
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import (
@@ -58,10 +59,6 @@ from earmill.pipeline.reader.read_ahead import Spans, Wanted
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import read_table, table_of
 from earmill.pipeline.storage.layout import Layout
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 SHOWN = ("row_id", "plan_row_id", "channel", "seconds", "uri", "shard", "row")
 
@@ -293,8 +290,6 @@ def _counted(table: pa.Table) -> tuple[tuple[str, ...], np.ndarray]:
 
 def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     """Read a dataset's catalog, from its index or else its commits; `which` is a snapshot."""
-    from amtcore.features.stream_info import StreamInfo
-
     named = read_current(layout) if which is None else find_snapshot(layout, which)
     snapshot = None if named is None else read_snapshot(layout, named)
     refs = {} if snapshot is None else snapshot.commits

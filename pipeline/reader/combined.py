@@ -21,12 +21,13 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.formats.row_table import columns_of
 from earmill.pipeline.formats.stream_layout import SCALED
@@ -37,10 +38,6 @@ from earmill.pipeline.loader.rows import Row, Span
 from earmill.pipeline.loader.statistics import together
 from earmill.pipeline.reader.catalog import filtered
 from earmill.pipeline.reader.features import Features, FeatureSet
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 SPREAD_SALT = 5
 

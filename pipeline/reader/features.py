@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import needed_modules
 from earmill.pipeline.dataset.description import DatasetFile
@@ -47,7 +48,6 @@ from earmill.pipeline.storage.local_cache import LocalCache
 from earmill.pipeline.storage.paths import rows_path
 
 if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
     from earmill.pipeline.loader.stream import FeatureDataset, FeatureStream
 
 MAX_OPEN_SHARDS = 128

@@ -10,16 +10,14 @@ import os
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lhotse
 import numpy as np
 from lhotse.features.io import FeaturesReader, register_reader
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.reader.open import open_features
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
 
 STORAGE = "earmill"
 _opened = lru_cache(maxsize=8)(open_features)

@@ -13,16 +13,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.loader.rows import FeatureRows, Row
 from earmill.pipeline.spec.spans import SPAN_ID
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 Name = tuple[int, str]  # Number of a set, and the id of a recording in it.
 # End of the id of a row that is one of several channels.

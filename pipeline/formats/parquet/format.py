@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -53,6 +53,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.byte_streams import SeekableFile
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import (
@@ -75,10 +76,6 @@ from earmill.pipeline.formats.values import join
 from earmill.pipeline.storage.documents import typed_json
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 Span = tuple[int, int]  # First byte of a range in a file, and the byte after the last.
 Held = tuple[int, Bytes]  # First byte of a range, and its content.

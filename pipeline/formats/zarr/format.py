@@ -10,11 +10,12 @@ from concurrent.futures import Executor, Future
 from itertools import groupby
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import (
     Block,
@@ -33,10 +34,6 @@ from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.zarr import arrays
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
-
-if TYPE_CHECKING:
-    from amtcore.features.stream_info import StreamInfo
-
 
 # Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
 # processor's cache until they are decoded.
