@@ -93,6 +93,7 @@ test: setup  ## Linters, types, documentation and all tests
 PARTS := models pipeline-1 pipeline-2 rest interpreted notebooks
 # Of a folder some files are left out: of a list of files each would go through its whole folder.
 PIPELINE := tests/pipeline --ignore=tests/pipeline/hub --ignore-glob=tests/pipeline/test_
+MODEL_TESTS := tests/amtcore --ignore-glob=tests/amtcore/test_
 # Reference data through the kernels of a GPU, run by their interpreter: one file a model in single
 # precision, of models that test_extract_interpreted.py and test_loudness_gpu.py do not compare bit
 # for bit with the processor, which has the reference data too. `make test-long` runs all of them.
@@ -103,10 +104,11 @@ export NO_MKDOCS_2_WARNING = 1
 part-kernels: RUN = -m tests.amtcore.compile_kernels
 part-docs: export EARMILL_DOCS_DRAW = false
 part-docs: RUN = -m mkdocs build --quiet --site-dir build/site-check
-part-models: RUN = -m pytest core/src/amtcore tests/amtcore
+part-models: RUN = -m pytest core/src/amtcore $(MODEL_TESTS)[abc]*.py
 part-pipeline-1: RUN = -m pytest src/earmill $(PIPELINE)[abp-z]*.py
 part-pipeline-2: RUN = -m pytest $(PIPELINE)[a-o]*.py
-part-rest: RUN = -m pytest tests --ignore=tests/amtcore --ignore-glob=tests/pipeline/test_[c-z]*.py
+part-rest: RUN = -m pytest tests --ignore-glob=tests/amtcore/test_[d-z]*.py \
+  --ignore-glob=tests/pipeline/test_[c-z]*.py
 part-interpreted: RUN = $(INTERPRETED) $(GOLDEN:%=tests/amtcore/test_%.py) \
   -k "stored and float32 and not reference and (click_44100 or lif__a)"
 part-notebooks: RUN = -m docs.builder.notebooks --execute huggingface

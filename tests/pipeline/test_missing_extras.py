@@ -280,9 +280,9 @@ class Searched:
     count = 0
 
     def find_spec(self, name, path=None, target=None):
-        if name == "numba":
+        if name in ("numba", "llvmlite"):
             Searched.count += 1
-            raise ModuleNotFoundError("No module named numba", name="numba")
+            raise ModuleNotFoundError(f"No module named {name}", name=name)
 
 sys.meta_path.insert(0, Searched())
 print(read_all("small"))
@@ -310,7 +310,7 @@ def printed(folder: Path, script: str, *missing: str) -> list[str]:
 @pytest.fixture(scope="module")
 def torch_alone(folder: Path) -> list[str]:
     """Lines of a process that has torch, no other package of the models, and looks for numba."""
-    missing = (name for name in (*EXTRACT, "ray") if name not in ("torch", "numba"))
+    missing = (name for name in (*EXTRACT, "ray") if name not in ("torch", "numba", "llvmlite"))
     return printed(folder, WITH_TORCH_ALONE, *missing)
 
 

@@ -42,9 +42,9 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         for name in [*sys.modules]:
             if name.split(".")[0] == module or name.startswith(LATE):
                 parent, _, own = name.rpartition(".")
-                # Importing it again sets the parent's attribute: put that back afterwards.
+                # `from parent import own` takes the attribute of a module that was taken away.
                 if hasattr(sys.modules.get(parent), own):
-                    monkeypatch.setattr(sys.modules[parent], own, sys.modules[name])
+                    monkeypatch.delattr(sys.modules[parent], own)
                 monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, module, None)
 
