@@ -195,13 +195,14 @@ class _Check:
         self.additions: tuple[str, ...] = ()  # Names of features added to the rows.
 
     def report(self) -> Report:
-        plan_id, plan = self._dataset.plan_id, dict[str, list[str]]()
+        plan_id, plan, is_readable = self._dataset.plan_id, dict[str, list[str]](), True
         try:
             plan = read_row_ids(self._layout, plan_id)
         except (CommitError, OSError, ValueError, KeyError, pa.ArrowException) as err:
+            is_readable = False
             self.problems.append(f"plan {plan_id} cannot be read: {type(err).__name__}: {err}")
         records, replaced = self._read_commits()
-        if plan:
+        if is_readable:
             self.problems += commit_problems(self._dataset, plan, records)
             self.damaged |= {k for k, one in records.items() if _foreign(self._dataset, k, one)}
         present = {

@@ -196,6 +196,10 @@ FAULTS: dict[str, tuple[Callable[[Layout], object], list[str]]] = {
         lambda at: edit_commit(at, "00000", rows_bad=2),
         ["shard 00000: the commit says 2 rows in quarantine, counted 1"],
     ),
+    "plan without rows": (
+        lambda at: write_plan(at, {}),
+        ["commits of shards that are not in the plan: '00000', '00001', '00002'"],
+    ),
     "plan missing": (
         lambda at: at.delete("plan/plan0.parquet"),
         ["plan plan0 cannot be read: FileNotFoundError"],
