@@ -38,6 +38,17 @@ def nothing_is_left(find: Callable[[], Iterable[Any]]) -> None:
     wait_until(lambda: not list(find()), lambda: f"still there: {list(find())}")
 
 
+def process_rests() -> None:
+    """Wait until this process computes nothing, as threads of earlier tests may."""
+
+    def rests() -> bool:
+        before_s = time.process_time()
+        time.sleep(0.05)
+        return time.process_time() - before_s < 0.005
+
+    wait_until(rests, "a process that rests")
+
+
 def threads_end(threads: Collection[Any]) -> None:
     """Wait for the end of threads, or of processes of multiprocessing."""
     nothing_is_left(lambda: [one for one in threads if one.is_alive()])

@@ -36,6 +36,7 @@ from earmill.pipeline.worker.messages import ShardOrder
 from earmill.pipeline.worker.shard_runner import ShardRunner
 from tests.chaos.jobs import write_corpus, write_job
 from tests.pipeline.workers_here import worker_job
+from tests.waiting import process_rests
 
 # Clocks of threads and of the process are read one after the other, and their owners run on.
 CLOCKS_S = 0.002
@@ -239,6 +240,7 @@ def test_a_worker_s_parts_are_its_process_s_time(
     plan = make_plan(open_source(spec.source), spec)
     runner = ShardRunner(worker_job(spec, plan, 2, tmp_path))
     runner.warm_up()
+    process_rests()
     before = time.process_time()
     assert len(plan.shards) > 1
     with ThreadPoolExecutor(2) as pool:
