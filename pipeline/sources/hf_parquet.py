@@ -24,6 +24,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets.table import cast_array_to_feature
+from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.sources import base, fetch
@@ -64,6 +65,10 @@ class ParquetTable:
     size: int
     stat: dict[str, Any]
     metadata: pq.FileMetaData
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.fs, LocalFileSystem)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -109,14 +114,21 @@ class ParquetTable:
         """Read some columns of a row group at once."""
         ranges = self.ranges(group, columns)
         content = b"".join(fetch.read_range(self.fs, self.path, one) for one in ranges)
-        return pa.Table.from_batches(self.batches(group, columns, BytesIO(content), group.rows))
+        return pa.Table.from_batches(
+            self.batches(group, columns, BytesIO(content), ranges, group.rows)
+        )
 
     def batches(
-        self, group: Group, columns: Sequence[str], stream: BinaryIO, batch_rows: int
+        self,
+        group: Group,
+        columns: Sequence[str],
+        stream: BinaryIO,
+        ranges: Sequence[Range] | None,
+        batch_rows: int,
     ) -> Iterator[pa.RecordBatch]:
         """Yield some columns of a row group, a few rows at a time. The stream holds the bytes of
-        their `ranges`, concatenated."""
-        source: Any = SparseFile(stream, self.ranges(group, columns), self.size)
+        `ranges`, concatenated, or the whole file."""
+        source: Any = stream if ranges is None else SparseFile(stream, ranges, self.size)
         file = pq.ParquetFile(
             source, metadata=self.metadata, pre_buffer=False, buffer_size=BUFFER_BYTES
         )
@@ -338,7 +350,8 @@ class ParquetRows:
 
         loads = []
         for number, ask in heads.items():
-            size = sum(one.nbytes for one in ask.table.ranges(ask.group, columns))
+            ranges = ask.table.ranges(ask.group, columns)
+            size = None if ask.table.is_local else sum(one.nbytes for one in ranges)
             loads.append(Item(number, f"{ask.item.uri}|{number}", size=size))
         with closing(fetch.fetch_all(loads, lambda uri: {}, load)) as fetched:  # type: ignore[type-var]
             for run in runs:
@@ -365,12 +378,14 @@ class ParquetRows:
             return item, base.damaged_row(item.uri, error)
 
     def _load(self, ask: _Asked, columns: Sequence[str], touch: Callable[[], None]) -> Blob:
-        """Return the bytes of some columns of a row group."""
+        """Return the bytes of a row group, or a local file itself."""
         table = ask.table
         now = base.stat_now(table.fs, table.path)
         if not table.has(now["etag"], now["mtime"]) or now["size"] not in (None, table.size):
             self._table.cache_clear()
             raise UnreadableError(f"{ask.item.uri}: {table.path} changed since it was planned")
+        if table.is_local:
+            return Blob(path=table.path)
         ranges = table.ranges(ask.group, columns)
         return fetch.load_ranges(table.fs, table.path, ranges, touch)
 
@@ -379,10 +394,11 @@ class ParquetRows:
     ) -> Iterator[tuple[Item, Row | RowError]]:
         """Yield the rows of one row group; after damage, all later rows are bad."""
         table, group = run[0].table, run[0].group
+        ranges = None if table.is_local else table.ranges(group, columns)
         waiting, first = deque(run), group.first_row
         failure: Exception = EOFError("the row group ends before")
         try:
-            for batch in table.batches(group, columns, stream, ROWS_AT_ONCE):
+            for batch in table.batches(group, columns, stream, ranges, ROWS_AT_ONCE):
                 while waiting and waiting[0].row < first + batch.num_rows:
                     ask = waiting.popleft()
                     yield ask.item, self._cell(ask.item, batch, ask.row - first)
