@@ -242,17 +242,21 @@ class TarShard:
         if span.row >= len(rows) or rows[span.row].key != key_of(span.row_id):
             there = row_id_of(rows[span.row].key) if span.row < len(rows) else None
             raise other_row(self._rel, span, there)
-        npy = self._contents.npy(rows[span.row], stream, *self._promise.columns[stream])
-        if npy.frames > self._promise.frames[stream]:
-            raise outside(self._rel, stream, self._promise.frames[stream], npy.frames)
-        if span.last > npy.frames:
-            raise outside(self._rel, stream, span.last, npy.frames)
-        # The part of a row that is too large to keep is read alone.
-        if npy.frames * npy.width * npy.dtype.itemsize > HELD_BYTES:
-            return self._frames(npy, span.first, span.last)
-        (values,) = self._cache.loaded(
-            (self._rel, stream, span.row), lambda: (self._frames(npy, 0, npy.frames),)
-        )
+        key = (self._rel, stream, span.row)
+        kept = self._cache.get(key)
+        if kept is None:
+            npy = self._contents.npy(rows[span.row], stream, *self._promise.columns[stream])
+            if npy.frames > self._promise.frames[stream]:
+                raise outside(self._rel, stream, self._promise.frames[stream], npy.frames)
+            # The part of a row that is too large to keep is read alone.
+            if npy.frames * npy.width * npy.dtype.itemsize > HELD_BYTES:
+                if span.last > npy.frames:
+                    raise outside(self._rel, stream, span.last, npy.frames)
+                return self._frames(npy, span.first, span.last)
+            kept = self._cache.put(key, (self._frames(npy, 0, npy.frames),))
+        (values,) = kept
+        if span.last > len(values):
+            raise outside(self._rel, stream, span.last, len(values))
         return values[span.first : span.last].copy()
 
     def close(self) -> None:
