@@ -16,6 +16,7 @@ The number of batches of an epoch depends on (seed, epoch). Ranks differ by one 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,17 +59,14 @@ class EpochPlan:
         cut = slice(self.offsets[number], self.offsets[number + 1])
         return self.rows[cut], self.passes[cut]
 
-    def padded(self, lengths: Rows) -> Rows:
-        """Return the padded length of each batch, given the lengths of all rows."""
-        if not len(self.rows):
-            return np.zeros(0, np.int64)
-        longest = np.maximum.reduceat(lengths[self.rows], self.offsets[:-1])
-        return longest * np.diff(self.offsets)
-
     def padding_share(self, lengths: Rows) -> float:
         """Return the share of padding in the padded length of all batches, from 0 to 1."""
-        padded = float(self.padded(lengths).sum())
-        return 1.0 - float(lengths[self.rows].sum()) / padded if padded else 0.0
+        if not len(self.rows):
+            return 0.0
+        held = lengths[self.rows]
+        longest = np.maximum.reduceat(held, self.offsets[:-1])
+        padded = float((longest * np.diff(self.offsets)).sum())
+        return 1.0 - float(held.sum()) / padded if padded else 0.0
 
 
 @dataclass(frozen=True)
@@ -120,6 +118,11 @@ class FixedBatches:
                 f"step of {batch_rows} rows per rank"
             )
         return int(state["start"] + position * world)
+
+    def most_padded(self, frames: Mapping[str, Rows]) -> dict[str, int]:
+        """Return the maximum frames of a padded batch by stream, given the frames of rows."""
+        rows = self.settings.batch_rows
+        return {name: rows * int(lengths.max(initial=0)) for name, lengths in frames.items()}
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that must be equal for a position to mean the same row."""
@@ -212,6 +215,12 @@ class BucketedBatches:
                 f"{state.get('within', 0)} rows does not end a whole step of a batch per rank"
             )
         return int(start)
+
+    def most_padded(self, frames: Mapping[str, Rows]) -> dict[str, int]:
+        return {
+            name: math.ceil(self.budget * float((lengths / self.lengths).max(initial=0)))
+            for name, lengths in frames.items()
+        }
 
     def identity(self) -> dict[str, Any]:
         return {"batch_size": self.max_rows, self.name: self.budget}

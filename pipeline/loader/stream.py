@@ -342,15 +342,13 @@ class FeatureStream(IterableDataset[Any]):
         return self._share(self.epoch, 0).padding_share(longest)
 
     def batch_bytes(self) -> int:
-        """Return room for a batch: twice the largest one of the epoch, as batches of another epoch
-        may be larger, and workers may stay."""
-        frames, whole = frames_of(self.features, self._cropper), self._whole(self.epoch)
+        frames = frames_of(self.features, self._cropper)
+        per_batch = self.batching.most_padded(frames)
         nbytes = SPARE_BYTES
         for name, info in self.features.streams.items():
             # Events are collated as counts in float32.
             value_bytes = max(4, self.features.dtypes[name].itemsize)
-            n_frames = int(whole.padded(frames[name]).max(initial=0))
-            nbytes += 2 * value_bytes * info.width * n_frames
+            nbytes += value_bytes * info.width * per_batch[name]
         return nbytes
 
     def set_epoch(self, epoch: int) -> None:
