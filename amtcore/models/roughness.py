@@ -23,7 +23,7 @@ from amtcore.arguments import SAMPLING_RATE, Number, checked_arguments, whole
 from amtcore.filter_design import interpolate
 from amtcore.kernels.operations import roughness as kernels
 from amtcore.kernels.operations.roughness import LOWER, UPPER_DB
-from amtcore.kernels.torch_state import wants_derivative
+from amtcore.kernels.torch_state import can_run
 from amtcore.kernels.vector.simd import LANES
 from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
@@ -219,8 +219,7 @@ class RoughnessDanielWeber(FrameModule):
         Args:
             x: Frames of each signal (signal, frame, samples) in Pa.
         """
-        plain = torch.compiler.is_compiling() or wants_derivative(x)
-        if x.device.type == "cpu" and not plain:
+        if can_run(x):
             bins = x.new_empty(*x.shape[:2], CHANNELS, self.low_bins.shape[1])
             parallel_for(lambda i: self._low_bins_of(x[i], bins[i]), len(x))
             return bins[..., 0], bins[..., 1:] * self.modulation
