@@ -37,6 +37,7 @@ from earmill.pipeline.dataset.snapshot import (
     CommitRef,
     Which,
     find_snapshot,
+    moments_of,
     name_of,
     read_checked,
     read_current,
@@ -44,7 +45,7 @@ from earmill.pipeline.dataset.snapshot import (
 )
 from earmill.pipeline.formats.block_cache import FrameSpan
 from earmill.pipeline.formats.format import Format, Promise, chosen, explain_damage, format_of
-from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
+from earmill.pipeline.formats.moments import StoredMoments
 from earmill.pipeline.formats.parquet.format import row_groups
 from earmill.pipeline.formats.row_table import (
     EXTRA_PREFIX,
@@ -328,8 +329,7 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
         for record in records.values():
             check_record(layout, record, dataset.spec_sha256, streams)
         table = _rows_of(layout, records, streams)
-        ordered = [record.moments for _, record in sorted(records.items())]
-        moments = dataset_moments(ordered, dataset.streams)
+        moments = moments_of(records, dataset.streams)
     # The bytes of an index of millions of rows are not kept while its columns are joined.
     del index, content
     check_rows(layout, table, streams)
