@@ -16,7 +16,7 @@ import torch
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.formats.block_cache import FrameView
 from earmill.pipeline.loader.epoch_order import check_number, check_whole
-from earmill.pipeline.loader.rows import Row, line, short, table, values_text
+from earmill.pipeline.loader.rows import Described, Row, short, values_text
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 Part = torch.Tensor | FrameView  # Frames of a row.
@@ -78,7 +78,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Batch:
+class Batch(Described):
     """A collated batch; `len(batch)` is its number of rows.
 
     DataLoaders, accelerate and Lightning call `to` and `pin_memory`.
@@ -116,22 +116,14 @@ class Batch:
     def __len__(self) -> int:
         return len(self.row_ids)
 
-    def __repr__(self) -> str:
-        """Return one line: rows, shape of each stream, label, names of the source's columns."""
-        return line(
+    def texts(self) -> tuple[str, str, Mapping[str, str], str, Mapping[str, str]]:
+        return (
             f"Batch of {len(self)} rows",
-            [],
-            streams={name: _stream_text(value) for name, value in self.features.items()},
-            label=None if self.label is None else _column_text(self.label),
-            extra=self.extra,
+            "",
+            {name: _stream_text(value) for name, value in self.features.items()},
+            "" if self.label is None else _column_text(self.label),
+            {name: _column_text(value) for name, value in self.extra.items()},
         )
-
-    def _repr_html_(self) -> str:
-        """A table of the streams and of the source's columns, for notebooks."""
-        rows = [(name, _stream_text(value)) for name, value in self.features.items()]
-        rows += [] if self.label is None else [("label", _column_text(self.label))]
-        rows += [(f"extra {name}", _column_text(value)) for name, value in self.extra.items()]
-        return table(f"Batch of {len(self)} rows", ("", ""), rows)
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """Return the batch with `Tensor.to` applied to its tensors.

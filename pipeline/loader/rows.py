@@ -36,25 +36,6 @@ def values_text(values: Any) -> str:
     return f"({shape}) {str(values.dtype).removeprefix('torch.')}"
 
 
-def line(
-    title: str,
-    parts: Sequence[str],
-    *,
-    streams: Mapping[str, str],
-    label: str | None,
-    extra: Iterable[str],
-) -> str:
-    """Return `<title: part; stream shape, ...; label value; extra: name, name>`."""
-    names = ", ".join(map(short, extra))
-    texts = [
-        *parts,
-        ", ".join(f"{short(name)} {text}" for name, text in streams.items()),
-        "" if label is None else f"label {label}",
-        f"extra: {names}" if names else "",
-    ]
-    return f"<{title}: {'; '.join(filter(None, texts))}>"
-
-
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return the HTML of a titled table; every text is escaped."""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
@@ -68,8 +49,32 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -
     )
 
 
+class Described(ABC):
+    """A row or a batch with a short `repr`, and a table for notebooks."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def texts(self) -> tuple[str, str, Mapping[str, str], str, Mapping[str, str]]:
+        """Return title, length, shape of each stream, label, and columns of the source."""
+
+    def __repr__(self) -> str:
+        """Return `<title: length; stream shape, ...; label value; extra: name, name>`."""
+        title, length, streams, label, extra = self.texts()
+        shapes = ", ".join(f"{short(name)} {text}" for name, text in streams.items())
+        names = ", ".join(map(short, extra))
+        parts = [length, shapes, label and f"label {label}", names and f"extra: {names}"]
+        return f"<{title}: {'; '.join(filter(None, parts))}>"
+
+    def _repr_html_(self) -> str:
+        title, length, streams, label, extra = self.texts()
+        rows = [*streams.items(), *([("label", label)] if label else [])]
+        rows += [(f"extra {name}", text) for name, text in extra.items()]
+        return table(", ".join(filter(None, (title, length))), ("", ""), rows)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Row:
+class Row(Described):
     """One clip with its features.
 
     Args:
@@ -94,25 +99,15 @@ class Row:
     set: int = 0
     label: Any = None
 
-    def __repr__(self) -> str:
-        """Return one line: length, shape of each stream, names of the source's columns."""
+    def texts(self) -> tuple[str, str, Mapping[str, str], str, Mapping[str, str]]:
         start = f", from {self.start_s:.6g} s" if self.start_s else ""
-        return line(
+        return (
             f"Row {self.index} {short(self.row_id)!r}",
-            [f"{self.seconds:.6g} s{start}"],
-            streams={name: values_text(values) for name, values in self.features.items()},
-            label=None if self.label is None else short(self.label),
-            extra=self.extra,
+            f"{self.seconds:.6g} s{start}",
+            {name: values_text(values) for name, values in self.features.items()},
+            "" if self.label is None else short(self.label),
+            {name: short(value) for name, value in self.extra.items()},
         )
-
-    def _repr_html_(self) -> str:
-        """A table of the streams and of the source's columns, for notebooks."""
-        rows: list[tuple[object, object]] = [
-            (name, values_text(values)) for name, values in self.features.items()
-        ]
-        rows += [(f"extra {name}", value) for name, value in self.extra.items()]
-        title = f"Row {self.index}: {short(self.row_id)}, {self.seconds:.6g} s"
-        return table(title, ("", ""), rows)
 
     def map(self, f: Callable[[Any], Any]) -> Row:
         """Return the row with `f` applied to the features of each stream."""
@@ -122,18 +117,14 @@ class Row:
 class FeatureRows(ABC):
     """The interface of a feature set: a sequence of `Row`, and the blocks of a shuffled order.
 
-    Class `Features` describes the abstract properties and methods. Attribute `mixture` has the rows
-    of each set in an epoch, if sets are mixed by weight.
+    Class `Features` describes the attributes, properties and methods. Attribute `mixture` has the
+    rows of each set in an epoch, if sets are mixed by weight.
     """
 
+    streams: Mapping[str, StreamInfo]
+    dtypes: Mapping[str, np.dtype]
     mixture: tuple[int, ...] | None = None
 
-    @property
-    @abstractmethod
-    def streams(self) -> dict[str, StreamInfo]: ...
-    @property
-    @abstractmethod
-    def dtypes(self) -> dict[str, np.dtype]: ...
     @property
     @abstractmethod
     def nbytes(self) -> int: ...

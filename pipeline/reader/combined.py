@@ -43,7 +43,10 @@ SPREAD_SALT = 5
 
 
 class CombinedFeatures(FeatureSet):
-    """Base class of several sets as one; `sets` has them in order."""
+    """Base class of several sets as one; `sets` has them in order.
+
+    Attributes `streams` and `dtypes` are as in `Features`.
+    """
 
     sets: tuple[Features, ...]
 
@@ -86,18 +89,8 @@ class ConcatenatedFeatures(CombinedFeatures):
             raise ValueError("expected at least one feature set, got an empty list")
         for other in sets[1:]:
             check_same_streams(sets[0], other)
-        self.sets = tuple(sets)
+        self.sets, self.streams, self.dtypes = tuple(sets), sets[0].streams, sets[0].dtypes
         self._starts = [0, *accumulate(len(each) for each in sets)]
-
-    @property
-    def streams(self) -> dict[str, StreamInfo]:
-        """Descriptions of the streams that are read, by name."""
-        return self.sets[0].streams
-
-    @property
-    def dtypes(self) -> dict[str, np.dtype]:
-        """The type of the frames of each stream; see `Features.dtypes`."""
-        return self.sets[0].dtypes
 
     @property
     def table(self) -> pa.Table:
@@ -347,6 +340,11 @@ class JoinedFeatures(CombinedFeatures):
             for number, of_set in enumerate(names)
             for name, called in of_set.items()
         ]
+        self.streams = {
+            called: replace(sets[number].streams[name], name=called)
+            for number, name, called in self._named
+        }
+        self.dtypes = {called: sets[k].dtypes[name] for k, name, called in self._named}
         places = [
             {row_id: k for k, row_id in enumerate(each.table["row_id"].to_pylist())}
             for each in sets
@@ -356,27 +354,13 @@ class JoinedFeatures(CombinedFeatures):
         self._index = {row_id: k for k, row_id in enumerate(kept)}
 
     @property
-    def streams(self) -> dict[str, StreamInfo]:
-        """Descriptions of the streams that are read, by name."""
-        return {
-            called: replace(self.sets[number].streams[name], name=called)
-            for number, name, called in self._named
-        }
-
-    @property
-    def dtypes(self) -> dict[str, np.dtype]:
-        """The type of the frames of each stream; see `Features.dtypes`."""
-        return {called: self.sets[number].dtypes[name] for number, name, called in self._named}
-
-    @property
     def table(self) -> pa.Table:
         """One line for each row, from the first set, with the frames of all streams."""
         tables = [each.table.take(rows) for each, rows in zip(self.sets, self._rows, strict=True)]
         table = tables[0]
         for number, name, called in self._named:
-            info = self.sets[number].streams[name]
-            columns, renamed = columns_of(info), columns_of(replace(info, name=called))
-            for column, new in zip(columns, renamed, strict=True):
+            columns = columns_of(self.sets[number].streams[name])
+            for column, new in zip(columns, columns_of(self.streams[called]), strict=True):
                 if new not in table.column_names:
                     table = table.append_column(new, tables[number].column(column))
         return table

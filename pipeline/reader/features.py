@@ -24,10 +24,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.missing_modules import needed_modules
-from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.block_cache import (
     BlockCache,
     BlockReader,
@@ -180,6 +178,9 @@ class Features(FeatureSet):
 
     Attributes:
         format: Name of the format that is read.
+        streams: Descriptions of the streams that are read, by name.
+        dtypes: The type of the frames of each stream; events are whole numbers in any case.
+        dataset: The content of dataset.json: spec, versions, streams.
     """
 
     def __init__(
@@ -195,17 +196,13 @@ class Features(FeatureSet):
         local_cache: CachePlace | None = None,
     ) -> None:
         self._uri, self._catalog, self.format = uri, catalog, format
-        self._names, self._dtypes = tuple(streams), dict(dtypes)
+        self.streams = {name: catalog.streams[name] for name in streams}
+        self.dtypes, self.dataset = dict(dtypes), catalog.dataset
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
         self._places = RowLocations(catalog, streams, format_of(format))
         self._extras = [name for name in catalog.table.column_names if is_extra(name)]
         self._process: ProcessHandles | None = None
-
-    @property
-    def streams(self) -> dict[str, StreamInfo]:
-        """Descriptions of the streams that are read, by name."""
-        return {name: self._catalog.streams[name] for name in self._names}
 
     @property
     def table(self) -> pa.Table:
@@ -227,8 +224,8 @@ class Features(FeatureSet):
             self._uri,
             self._catalog.where(where),
             format=self.format,
-            streams=self._names,
-            dtypes=self._dtypes,
+            streams=list(self.streams),
+            dtypes=self.dtypes,
             storage_options=self._storage_options,
             cache_bytes=self._cache_bytes,
             local_cache=self._local_cache,
@@ -239,16 +236,6 @@ class Features(FeatureSet):
         """The rows that could not be processed: `row_id`, `uri`, `stage`, `error_class`, `message`,
         `attempts`, `shard`. Each access reads the commits."""
         return read_quarantine(self._here().layout, self._catalog)
-
-    @property
-    def dataset(self) -> DatasetFile:
-        """The content of dataset.json: spec, versions, streams."""
-        return self._catalog.dataset
-
-    @property
-    def dtypes(self) -> dict[str, np.dtype]:
-        """The type of the frames of each stream; events are whole numbers in any case."""
-        return dict(self._dtypes)
 
     @property
     def nbytes(self) -> int:
@@ -304,7 +291,7 @@ class Features(FeatureSet):
         return len(self._places.rows)
 
     def __repr__(self) -> str:
-        return f"Features({self._url()!r}, rows={len(self)}, streams={list(self._names)})"
+        return f"Features({self._url()!r}, rows={len(self)}, streams={list(self.streams)})"
 
     def __iter__(self) -> Iterator[Row]:
         due = 0
@@ -401,7 +388,7 @@ class Features(FeatureSet):
             n_stored=int(places.sizes[name][position]),
             n_frames=int(places.lengths[name][position]),
             span=span,
-            dtype=self._dtypes[name],
+            dtype=self.dtypes[name],
             copy=copy,
         )
 

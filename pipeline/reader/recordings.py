@@ -17,7 +17,6 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.loader.rows import FeatureRows, Row
 from earmill.pipeline.spec.spans import SPAN_ID
 
@@ -34,6 +33,8 @@ class Recordings:
     Args:
         features: A set from `open_features`: one place, several places, or with additions.
 
+    Attributes:
+        streams: Descriptions of the streams that are read, by name.
     Example:
         >>> import earmill
         >>> ds = earmill.open_features("features")  # doctest: +SKIP
@@ -41,7 +42,7 @@ class Recordings:
     """
 
     def __init__(self, features: FeatureRows) -> None:
-        self._features = features
+        self._features, self.streams = features, features.streams
         rows, self._missing = _grouped(features)
         self._names, self._rows = list(rows), list(rows.values())
         self._ids = [row_id for _, row_id in rows]
@@ -49,11 +50,6 @@ class Recordings:
         for number, row_id in enumerate(self._ids):
             self._places.setdefault(row_id, []).append(number)
         self._seconds = features.table["seconds"].to_numpy()
-
-    @property
-    def streams(self) -> dict[str, StreamInfo]:
-        """Descriptions of the streams that are read, by name."""
-        return self._features.streams
 
     @cached_property
     def incomplete(self) -> dict[str, list[int]]:

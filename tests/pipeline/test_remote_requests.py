@@ -161,7 +161,7 @@ def test_what_the_index_says_wrongly_is_not_believed(
     others = table.column(column).take([1, 0, *range(2, 8)])
     table = table.set_column(table.column_names.index(column), column, others)
     ds._catalog = replace(ds._catalog, table=table, all_rows=table)
-    ds._places = RowLocations(ds._catalog, ds._names, format_of(ds.format))
+    ds._places = RowLocations(ds._catalog, list(ds.streams), format_of(ds.format))
     with pytest.raises(CommitError, match=r"the index has row|the index expects"):
         ds[0]
     assert vectors(asked)
