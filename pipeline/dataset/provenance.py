@@ -4,7 +4,6 @@ that cannot be found out are null."""
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import platform
 import socket
@@ -17,9 +16,11 @@ from typing import Any
 
 import psutil
 
+import amtcore
 from earmill.pipeline.common.machine import processor_name
 
-PACKAGES = ("earmill.pipeline", "amtcore")  # Their sources make features.
+# Folders of earmill.pipeline and amtcore, whose sources make features.
+SOURCES = (Path(__file__).resolve().parents[1], Path(amtcore.__file__).resolve().parent)
 # The packages that touch a value between source bytes and stored frames; enough for one commit.
 VALUE_PACKAGES = (
     *("earmill", "amtcore", "torch", "torchaudio", "numpy", "scipy", "numba", "triton"),
@@ -66,22 +67,14 @@ def _git(folder: Path, *command: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def code_sha256(folders: Sequence[Path] | None = None) -> str:
+def code_sha256(folders: Sequence[Path] = SOURCES) -> str:
     """Hash the Python sources that make features, whatever way they were installed."""
     digest = hashlib.sha256()
-    for folder in folders or map(_package_folder, PACKAGES):
+    for folder in folders:
         for path in sorted(folder.rglob("*.py")):
             digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0".encode())
             digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def _package_folder(name: str) -> Path:
-    """Return the folder of a package's sources without importing the package."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"no package {name}")
-    return Path(spec.submodule_search_locations[0]).resolve()
 
 
 def host_info() -> dict[str, Any]:
