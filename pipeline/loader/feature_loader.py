@@ -108,10 +108,13 @@ def _free(memory: np.ndarray, number: int, owner: int) -> None:
         memory[number] = FREE
 
 
-class Slot:
-    """One slot while a worker fills it."""
+class Slot(reduction.ForkingPickler):
+    """One slot while a worker fills it. Pickles a batch; places in the slot stand for its tensors,
+    two for a jagged tensor."""
 
     def __init__(self, ring: BatchRing, number: int) -> None:
+        self._content = BytesIO()
+        super().__init__(self._content)
         self._ring, self._number, self._used = ring, number, 0
         self._bytes = torch.from_numpy(ring.bytes_of(number))
 
@@ -126,13 +129,20 @@ class Slot:
 
     def sent(self, batch: Any) -> _Sent | None:
         """Return the message for a batch in this slot; None if it must be collated without one."""
-        content = BytesIO()
         try:
-            _Pickler(self, content).dump(batch)
+            self.dump(batch)
         except _NoPlaceError:
             return None
         self._ring.take(self._number)
-        return _Sent(self._ring.name, self._number, content.getvalue())
+        return _Sent(self._ring.name, self._number, self._content.getvalue())
+
+    def persistent_id(self, value: Any) -> list[Place] | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if value.is_nested and value.layout == torch.jagged:
+            jagged: Any = value  # torch's stubs do not know nested tensors
+            return [self.place(jagged.values()), self.place(jagged.offsets())]
+        return [self.place(value)]
 
     def place(self, tensor: torch.Tensor) -> Place:
         """Return the place of a tensor in the slot; copy the tensor if it lies elsewhere."""
@@ -151,22 +161,6 @@ class Slot:
 
 class _NoPlaceError(Exception):
     """A tensor cannot lie in the slot."""
-
-
-class _Pickler(reduction.ForkingPickler):
-    """Pickles a batch; places in the slot stand for its tensors, two for a jagged tensor."""
-
-    def __init__(self, slot: Slot, content: BytesIO) -> None:
-        super().__init__(content)
-        self._slot = slot
-
-    def persistent_id(self, value: Any) -> list[Place] | None:
-        if not isinstance(value, torch.Tensor):
-            return None
-        if value.is_nested and value.layout == torch.jagged:
-            jagged: Any = value  # torch's stubs do not know nested tensors
-            return [self._slot.place(jagged.values()), self._slot.place(jagged.offsets())]
-        return [self._slot.place(value)]
 
 
 class _Unpickler(Unpickler):
