@@ -44,7 +44,8 @@ FILES_A_THREAD = 64  # Small files on a disk for which one more thread pays.
 BAD_BY_CLASS = "bad_by_class"
 COMPUTE_AGAIN = "run `earmill extract` with --resume --repair, which computes the shard again"
 NAMED = 5  # Names that a message shows of a list.
-_CHANNEL = re.compile(r"(?<=.)#ch[0-9]+\Z", re.DOTALL)
+# End of the id of a row that is one of several channels.
+CHANNEL = re.compile(r"(?<=.)#ch[0-9]+\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def quarantined_rows(layout: Layout, record: CommitRecord) -> list[QuarantineRow
 
 def plan_row_of(row_id: str, plan_rows: Container[str]) -> str:
     """Return the plan row of a quarantine row; the id itself where the plan has it."""
-    return row_id if row_id in plan_rows else _CHANNEL.sub("", row_id)
+    return row_id if row_id in plan_rows else CHANNEL.sub("", row_id)
 
 
 def row_problems(

@@ -8,7 +8,6 @@ itself, and rows of two sets are two recordings.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,12 +16,11 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from earmill.pipeline.dataset.commit_record import CHANNEL
 from earmill.pipeline.loader.rows import FeatureRows, Row
 from earmill.pipeline.spec.spans import SPAN_ID
 
 Name = tuple[int, str]  # Number of a set, and the id of a recording in it.
-# End of the id of a row that is one of several channels.
-CHANNEL = re.compile(r"#ch[0-9]+\Z")
 
 
 class Recordings:
