@@ -122,7 +122,6 @@ class Catalog:
 
     dataset: DatasetFile
     streams: Mapping[str, StreamInfo]
-    formats: tuple[str, ...]
     dtype: str  # Type of the stored frames, as the job sets it. Events are int32.
     # One line for each good row: identity, seconds, shard, row, and the columns of the source as
     # `extra_<name>`. Each stream has `<stream>_start` and `<stream>_n_frames`. Events and int8 also
@@ -232,7 +231,7 @@ class Catalog:
     def choose_format(self, wanted: str | None) -> str:
         """Check the wanted format; None chooses one that reads parts of rows, if there is one."""
         writers = self.dataset.provenance.get("extensions", {}).get("formats", {})
-        return chosen(self.formats, wanted, writers)
+        return chosen(self.dataset.spec["output"]["formats"], wanted, writers)
 
     def choose_streams(self, wanted: Sequence[str] | None) -> tuple[str, ...]:
         if wanted is None:
@@ -247,12 +246,8 @@ class Catalog:
             )
         return tuple(dict.fromkeys(wanted))
 
-    def choose_dtypes(
-        self, wanted: Mapping[str, np.dtype] | str | None, streams: Sequence[str]
-    ) -> dict[str, np.dtype]:
+    def choose_dtypes(self, wanted: str | None, streams: Sequence[str]) -> dict[str, np.dtype]:
         """Check the wanted dtype, and return the dtype of each stream's frames."""
-        if isinstance(wanted, Mapping):
-            return {name: wanted.get(name, np.dtype(np.float32)) for name in streams}
         if wanted == STORED:
             layouts = {name: layout_of(self.streams[name]) for name in streams}
             return {k: np.dtype(each.exact_dtype(self.dtype)) for k, each in layouts.items()}
@@ -333,12 +328,11 @@ def load_catalog(layout: Layout, which: Which | None = None) -> Catalog:
     # The bytes of an index of millions of rows are not kept while its columns are joined.
     del index, content
     check_rows(layout, table, streams)
-    table, output = table.combine_chunks(), dataset.spec["output"]
+    table = table.combine_chunks()
     return Catalog(
         dataset=dataset,
         streams=streams,
-        formats=tuple(output["formats"]),
-        dtype=output["dtype"],
+        dtype=dataset.spec["output"]["dtype"],
         table=table,
         all_rows=table,
         records=records,

@@ -34,7 +34,7 @@ from earmill.pipeline.formats.block_cache import (
     ShardReader,
 )
 from earmill.pipeline.formats.format import Promise, explain_damage, format_of, is_as_committed
-from earmill.pipeline.formats.moments import StoredMoments, StreamStatistics
+from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX, fact_names
 from earmill.pipeline.loader.rows import FeatureRows, Row, Span
 from earmill.pipeline.loader.statistics import framed
@@ -181,6 +181,7 @@ class Features(FeatureSet):
         streams: Descriptions of the streams that are read, by name.
         dtypes: The type of the frames of each stream; events are whole numbers in any case.
         dataset: The content of dataset.json: spec, versions, streams.
+        moments: The stored statistics, by stream.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class Features(FeatureSet):
     ) -> None:
         self._uri, self._catalog, self.format = uri, catalog, format
         self.streams = {name: catalog.streams[name] for name in streams}
-        self.dtypes, self.dataset = dict(dtypes), catalog.dataset
+        self.dtypes, self.dataset, self.moments = dict(dtypes), catalog.dataset, catalog.moments
         self._storage_options = storage_options
         self._cache_bytes, self._local_cache = cache_bytes, local_cache
         self._places = RowLocations(catalog, streams, format_of(format))
@@ -241,11 +242,6 @@ class Features(FeatureSet):
     def nbytes(self) -> int:
         """Size of all features as stored, uncompressed."""
         return int(self._catalog.row_bytes.sum())
-
-    @property
-    def moments(self) -> Mapping[str, StoredMoments]:
-        """The stored statistics, by stream."""
-        return self._catalog.moments
 
     @property
     def statistics(self) -> dict[str, StreamStatistics]:

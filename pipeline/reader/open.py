@@ -130,19 +130,14 @@ def open_features(
             warnings.warn(text, stacklevel=3)
         return layout.url() if layout.is_local else os.fspath(place), catalog
 
-    def open_set(
-        place: str,
-        catalog: Catalog,
-        names: Sequence[str] | None,
-        dtypes: Mapping[str, np.dtype] | str | None = dtype,
-    ) -> Features:
+    def open_set(place: str, catalog: Catalog, names: Sequence[str] | None) -> Features:
         chosen = catalog.choose_streams(names)
         return Features(
             place,
             catalog,
             format=catalog.choose_format(format),
             streams=chosen,
-            dtypes=catalog.choose_dtypes(dtypes, chosen),
+            dtypes=catalog.choose_dtypes(dtype, chosen),
             storage_options=options,
             cache_bytes=cache_bytes,
             local_cache=cache_place,
@@ -182,13 +177,14 @@ def open_features(
             f"expected the place of a feature set, or a list of places, got {uri!r}; "
             'open_features("features")'
         )
-    places = [load(place, snapshot) for place in uri]
-    sets = [open_set(*each, streams) for each in places]
-    if any(each.dtypes != sets[0].dtypes for each in sets):
-        of_sets = [each.dtypes for each in sets]
-        # `ConcatenatedFeatures` refuses sets that lack a stream.
-        widest = {k: np.result_type(*(of[k] for of in of_sets if k in of)) for k in of_sets[0]}
-        sets = [open_set(*each, streams, widest) for each in places]
+    sets = [open_set(*load(place, snapshot), streams) for place in uri]
+    of_sets = [each.dtypes for each in sets]
+    for each in sets:
+        # All sets get the widest dtypes. `ConcatenatedFeatures` refuses sets that lack a stream.
+        each.dtypes = {
+            name: np.result_type(*{of.get(name, own) for of in of_sets})
+            for name, own in each.dtypes.items()
+        }
     return ConcatenatedFeatures(sets)
 
 
