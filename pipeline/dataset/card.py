@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
-from earmill.pipeline.dataset.croissant import has_bytes, parts_of, tabular
+from earmill.pipeline.dataset.croissant import formats_of, has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.formats.format import format_of
 from earmill.pipeline.formats.rows import OutFile
@@ -120,7 +120,7 @@ def _numbers(records: Sequence[CommitRecord], index_file: OutFile) -> str:
         ("shards", len(records)),
         ("files", sum(len(record.files) for record in records)),
         ("size", f"{size / 1e6:.4g} MB"),
-        ("formats", ", ".join(sorted({fmt for record in records for fmt in record.formats}))),
+        ("formats", ", ".join(formats_of(records))),
         ("values", ", ".join(sorted({record.dtype for record in records}))),
         ("index", _code(index_file.path)),
     ]
@@ -205,9 +205,8 @@ def _cast_errors(records: Sequence[CommitRecord]) -> str:
 
 
 def _reading(dataset: DatasetFile, records: Sequence[CommitRecord]) -> str:
-    formats = {fmt for record in records for fmt in record.formats}
     lines = ["import earmill", 'ds = earmill.open_features("path/to/this/folder")']
-    for name in sorted(formats):
+    for name in formats_of(records):
         code = format_of(name).reading(parts_of(records, name))
         lines += ["# or", *code] if code else []
         if has_bytes(dataset, name):

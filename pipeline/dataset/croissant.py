@@ -114,7 +114,7 @@ def _lineage(dataset: DatasetFile, ended: str) -> dict[str, Any]:
 
 def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[str, Any]]:
     file_sets = [("rows", PARQUET, parts_of(records, "rows"))]
-    for name in _formats(records):
+    for name in formats_of(records):
         found, parts = format_of(name), parts_of(records, name)
         includes = [f"{part}/**" for part in parts] if found.is_folder else parts
         file_sets.append((f"features-{name}", found.media_type, includes))
@@ -139,13 +139,13 @@ def _distribution(records: Sequence[CommitRecord], index: OutFile) -> list[dict[
     ]
 
 
-def _formats(records: Sequence[CommitRecord]) -> list[str]:
+def formats_of(records: Sequence[CommitRecord]) -> list[str]:
     return sorted({name for record in records for name in record.formats})
 
 
 def tabular(records: Sequence[CommitRecord]) -> str:
     """Return the format whose files are tables that other libraries read; empty if none is."""
-    return next((name for name in _formats(records) if format_of(name).is_table), "")
+    return next((name for name in formats_of(records) if format_of(name).is_table), "")
 
 
 def parts_of(records: Sequence[CommitRecord], kind: str) -> list[str]:
@@ -208,10 +208,7 @@ def _feature_set(dataset: DatasetFile, table: str) -> dict[str, Any]:
         for column, text in origins.items()
     ]
     text = "Good rows with their feature streams, time along the first axis"
-    return {
-        **_record_set("features", text, [row_id, seconds, *streams]),
-        "annotation": annotations,
-    }
+    return _record_set("features", text, [row_id, seconds, *streams]) | {"annotation": annotations}
 
 
 def has_bytes(dataset: DatasetFile, fmt: str) -> bool:

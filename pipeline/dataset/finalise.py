@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from earmill.pipeline.common.errors import CommitError, OvertakenError
+from earmill.pipeline.common.text import few
 from earmill.pipeline.dataset.card import readme
 from earmill.pipeline.dataset.commit_record import (
     CommitRecord,
@@ -66,7 +67,6 @@ from earmill.pipeline.storage.layout import Layout
 
 # Kinds of runs, in the log.
 WHY_FIRST, WHY_AGAIN, WHY_ADDED = "extract", "retry or repair", "add-features"
-_NAMED_PROBLEMS = 5
 
 
 def finalise(
@@ -193,11 +193,9 @@ def closed_by_another(layout: Layout) -> OvertakenError:
 
 def _refuse(problems: Sequence[str]) -> None:
     if problems:
-        more = len(problems) - _NAMED_PROBLEMS
-        tail = f"; and {more} more, see `earmill verify`" if more > 0 else ""
         raise CommitError(
-            f"cannot finalise, plan and commits do not add up: "
-            f"{'; '.join(problems[:_NAMED_PROBLEMS])}{tail}"
+            f"cannot finalise, plan and commits do not add up: {few(problems)}; see "
+            "`earmill verify`"
         )
 
 

@@ -16,12 +16,7 @@ from earmill.pipeline.common.errors import OutputError, OvertakenError
 from earmill.pipeline.common.gathering import within
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits, newest_generations
 from earmill.pipeline.dataset.copied_rows import CarriedRow, carried_rows, carry_over, write_carried
-from earmill.pipeline.dataset.description import (
-    Change,
-    DatasetFile,
-    raise_version,
-    require_dataset,
-)
+from earmill.pipeline.dataset.description import Change, DatasetFile, raise_version, require_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, held, overtaken
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.snapshot import LogEntry, is_closed, require_current

@@ -44,7 +44,6 @@ AUDIO = ("pcm_sha256", "start_s", "end_s", "channel")
 # States of rows in an index.
 STATUS_OK, STATUS_BAD = "ok", "quarantined"
 _MIN_NAME_CHARS = 4
-_NAMED_SNAPSHOTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +305,7 @@ def log(layout: Layout) -> list[LogEntry]:
 
 
 def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
-    """Return one snapshot of a dataset; OutputError, which lists the snapshots, if there is none.
+    """Return one snapshot of a dataset; OutputError if there is none.
 
     Args:
         which: Its number in the log; "current" or "previous"; the start of its name (at least four
@@ -316,11 +315,11 @@ def find_snapshot(layout: Layout, which: Which) -> EarlierSnapshot:
     known = require_current(layout).all_snapshots
     found = _chosen(known, which)
     if found is None:
-        shown = [f"{past.entry.number} ({past.entry.created or 'no date'})" for past in known]
-        more = f"{len(shown) - _NAMED_SNAPSHOTS} older ones, " * (len(shown) > _NAMED_SNAPSHOTS)
+        entries = known[0].entry, known[-1].entry
+        first, last = (f"{entry.number} ({entry.created or 'no date'})" for entry in entries)
         raise OutputError(
-            f"{layout.url()}: expected a snapshot, got {which!r}; there are {more}"
-            f"{', '.join(shown[-_NAMED_SNAPSHOTS:])}: see `earmill log`"
+            f"{layout.url()}: expected a snapshot, got {which!r}; there are {first} to {last}: see "
+            "`earmill log`"
         )
     return found
 
