@@ -189,7 +189,11 @@ def _column_text(values: torch.Tensor | list[Any]) -> str:
     return short(f"list of {len(values)}: {values[:3]}")
 
 
-def _empty(shape: Sequence[int], dtype: torch.dtype, allocate: Allocate | None) -> torch.Tensor:
+def _empty(shape: Sequence[int], like: Part, allocate: Allocate | None) -> torch.Tensor:
+    """Return memory of a shape, in the dtype of the frames of a row."""
+    dtype: Any = like.dtype
+    if not isinstance(dtype, torch.dtype):
+        dtype = torch.from_numpy(np.empty(0, dtype)).dtype
     found = None if allocate is None else allocate(shape, dtype)
     return torch.empty(tuple(shape), dtype=dtype) if found is None else found
 
@@ -233,7 +237,7 @@ def collate_padded(
 
     def pad(parts: list[Part], lengths: torch.Tensor) -> Padded:
         n_frames = -(-int(lengths.max()) // multiple_of) * multiple_of
-        values = _empty((len(parts), n_frames, parts[0].shape[1]), _dtype(parts[0]), allocate)
+        values = _empty((len(parts), n_frames, parts[0].shape[1]), parts[0], allocate)
         for row, part in zip(values, parts, strict=True):
             _copy(part, row[: len(part)])
             row[len(part) :] = pad_value
@@ -290,18 +294,12 @@ def takes_views(collate_fn: Callable[..., Any]) -> bool:
 
 
 def _joined(parts: list[Part], allocate: Allocate | None) -> torch.Tensor:
-    found = _empty((sum(map(len, parts)), parts[0].shape[1]), _dtype(parts[0]), allocate)
+    found = _empty((sum(map(len, parts)), parts[0].shape[1]), parts[0], allocate)
     at = 0
     for part in parts:
         _copy(part, found[at : at + len(part)])
         at += len(part)
     return found
-
-
-def _dtype(part: Part) -> torch.dtype:
-    if isinstance(part, torch.Tensor):
-        return part.dtype
-    return torch.from_numpy(np.empty(0, part.dtype)).dtype
 
 
 def _copy(part: Part, into: torch.Tensor) -> None:

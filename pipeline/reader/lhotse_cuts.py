@@ -17,6 +17,7 @@ import numpy as np
 from lhotse.features.io import FeaturesReader, register_reader
 
 from amtcore.features.stream_info import StreamInfo
+from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.reader.open import open_features
 
 STORAGE = "earmill"
@@ -69,10 +70,7 @@ def to_lhotse(uri: str | os.PathLike[str], cuts: Any, *, stream: str | None = No
     if name is None or name not in framed:
         raise ValueError(f"expected one of the streams of frames, {framed}, got {stream!r}")
     table, info = features.table, features.streams[name]
-    # In int8 a frame is a step, and n_frames counts stored rows.
-    steps = f"{name}_n_steps"
-    column = steps if steps in table.column_names else f"{name}_n_frames"
-    ids, counts = table["row_id"].to_pylist(), table[column].to_pylist()
+    ids, counts = (table[k].to_pylist() for k in ("row_id", layout_of(info).length_column))
     # A row of an archive of Shar has the name of its tar in front.
     rows = {
         row_id.rpartition(".tar/")[2]: (row_id, n) for row_id, n in zip(ids, counts, strict=True)
