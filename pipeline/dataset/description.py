@@ -56,7 +56,8 @@ class DatasetFile(Strict):
     # By carried-through column, see `common.arrow_types`.
     extra_types: Mapping[str, Any] = field(default_factory=dict)
     extra_labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    parquet_form: str = NESTED  # Not stored if nested, as before version 3.
+    # This field and the next two are not stored at their default, as before version 3.
+    parquet_form: str = NESTED
     # Licences of `source` and `features`, as far as the job states them.
     licenses: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     change: Change | None = None
@@ -81,13 +82,8 @@ class DatasetFile(Strict):
         return frozenset(self.change.dropped if self.change else ())
 
     def to_json(self) -> str:
-        fields = asdict(self)
-        if self.parquet_form == NESTED:
-            del fields["parquet_form"]
-        if not self.licenses:
-            del fields["licenses"]
-        if self.change is None:
-            del fields["change"]
+        added = {"parquet_form": NESTED, "licenses": {}, "change": None}
+        fields = {k: v for k, v in asdict(self).items() if k not in added or v != added[k]}
         return json.dumps(fields, indent=1, sort_keys=True)
 
     @classmethod

@@ -251,12 +251,11 @@ class Catalog:
         if wanted == STORED:
             layouts = {name: layout_of(self.streams[name]) for name in streams}
             return {k: np.dtype(each.exact_dtype(self.dtype)) for k, each in layouts.items()}
-        dtype = None
         # A numpy or torch dtype, or its name.
-        for name in ("float32" if wanted is None else wanted, str(wanted).removeprefix("torch.")):
-            with suppress(TypeError):
-                dtype = np.dtype(name)
-                break
+        name = "float32" if wanted is None else getattr(wanted, "__name__", str(wanted))
+        dtype = None
+        with suppress(TypeError):
+            dtype = np.dtype(name.removeprefix("torch."))
         if dtype is None or dtype.name not in DTYPES:
             raise ValueError(
                 f"dtype is one of {[*DTYPES, STORED]}, got {wanted!r}; for bfloat16, which numpy "
