@@ -8,6 +8,7 @@ row ids: an index of other files causes an error and never the features of anoth
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
@@ -16,7 +17,6 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -33,7 +33,7 @@ from earmill.pipeline.formats.block_cache import (
     Piece,
     ShardReader,
 )
-from earmill.pipeline.formats.format import Promise, explain_damage, format_of, is_as_committed
+from earmill.pipeline.formats.format import explain_damage, format_of, is_as_committed
 from earmill.pipeline.formats.moments import StreamStatistics
 from earmill.pipeline.formats.row_table import EXTRA_PREFIX, fact_names
 from earmill.pipeline.loader.rows import FeatureRows, Row, Span
@@ -61,12 +61,7 @@ class ProcessHandles:
     """
 
     def __init__(
-        self,
-        catalog: Catalog,
-        places: RowLocations,
-        layout: Layout,
-        format: str,
-        cache_bytes: int,
+        self, catalog: Catalog, places: RowLocations, layout: Layout, format: str, cache_bytes: int
     ) -> None:
         self.pid, self.lock, self.layout = os.getpid(), threading.Lock(), layout
         self.counts = IoCounts()
@@ -75,20 +70,15 @@ class ProcessHandles:
         self.rows: tuple[str, pa.Table] = ("", pa.table({}))
         pace = LOCAL if layout.is_local else REMOTE
         self.ahead = ReadAhead(self.needed, places.shard, places.nbytes, self.cache, pace)
-        self._catalog, self._places, self._format = catalog, places, format
-        # By shard: path of the feature file, and what its commit states.
-        self._files: dict[str, tuple[str, Promise]] = {}
+        self._places, self._format = places, format
+        # Path of the feature file of a shard, and what its commit states.
+        self.file = functools.cache(lambda shard: catalog.shard_file(layout, shard, format))
         self._changed = threading.Condition()
         self._being_opened: set[str] = set()
         self._open: OrderedDict[str, ShardReader] = OrderedDict()
         # Shards from which a row was read; the most recent one is last.
         self._read: OrderedDict[str, None] = OrderedDict()
         self._closed = False
-
-    def file(self, shard: str) -> tuple[str, Promise]:
-        if shard not in self._files:
-            self._files[shard] = self._catalog.shard_file(self.layout, shard, self._format)
-        return self._files[shard]
 
     def reader(self, shard: str, *, ahead: bool = False) -> ShardReader:
         """Return the reader of a shard; open it if it is not open. With `ahead`, no row is read
@@ -355,7 +345,7 @@ class Features(FeatureSet):
             except Exception:
                 where = f"row {row_id!r}, stream {name}"
                 file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
-                is_whole = partial(is_as_committed, process.layout, rel, promise)
+                is_whole = functools.partial(is_as_committed, process.layout, rel, promise)
                 with explain_damage(where, file, is_whole):
                     raise
         return Row(
