@@ -82,7 +82,7 @@ class DatasetFile(Strict):
         return frozenset(self.change.dropped if self.change else ())
 
     def to_json(self) -> str:
-        added = {"parquet_form": NESTED, "licenses": {}, "change": None}
+        added: dict[str, Any] = {"parquet_form": NESTED, "licenses": {}, "change": None}
         fields = {k: v for k, v in asdict(self).items() if k not in added or v != added[k]}
         return json.dumps(fields, indent=1, sort_keys=True)
 
