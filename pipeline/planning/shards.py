@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -82,23 +82,12 @@ def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterato
 
 def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Sequence[Item]]:
     """Yield rows by blocks, and single rows that have no block or a block that is too large."""
-    held: list[Item] = []
-    held_s = 0.0
-    large: int | None = None
-    for item in items:
-        if held and item.block != held[-1].block:
+    for block, rows in groupby(items, lambda item: item.block):
+        held = [] if block is None else [*islice(rows, most_rows + 1)]
+        if 0 < len(held) <= most_rows and sum(map(item_seconds, held)) <= most_s:
             yield held
-            held, held_s = [], 0.0
-        if item.block is None or item.block == large:
-            yield (item,)
-            continue
-        held.append(item)
-        held_s += item_seconds(item)
-        if held_s > most_s or len(held) > most_rows:
-            yield from ((one,) for one in held)
-            held, held_s, large = [], 0.0, item.block
-    if held:
-        yield held
+        else:
+            yield from ((item,) for item in chain(held, rows))
 
 
 Value = TypeVar("Value")
