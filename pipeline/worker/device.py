@@ -109,17 +109,6 @@ def find_gpu() -> Gpu:
     return Gpu("cuda", found)
 
 
-def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
-    if wanted == "cpu":
-        return None, ""
-    try:
-        return find_gpu(), ""
-    except GpuUnusable as error:
-        if wanted == "cuda":
-            raise
-        return None, f"the models run on CPU: {error.reason}"
-
-
 def nvidia_driver() -> str | None:
     with suppress(OSError, UnicodeDecodeError):
         return Path(DRIVER_VERSION).read_text("ascii").strip()
