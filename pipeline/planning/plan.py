@@ -229,7 +229,7 @@ def skipped_text(skipped: Mapping[str, int]) -> str:
     total = sum(skipped.values())
     if total == 0:
         return ""
-    # The most frequent first; a stored plan has them by name.
+    # The most frequent first.
     ordered = sorted(skipped.items(), key=lambda entry: (-entry[1], entry[0]))
     kinds = [f"{kind} {count:,}" for kind, count in ordered]
     more = f", {len(kinds) - NAMED_KINDS} more kinds" if len(kinds) > NAMED_KINDS else ""

@@ -36,7 +36,7 @@ from earmill.pipeline.sources import base, fetch
 from earmill.pipeline.sources.base import Fetched, Item, Source
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, RangedFile
-from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
+from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden
 from earmill.pipeline.sources.tables import INTEGER, public_value, scalar
 from earmill.pipeline.spec import Options, PlainUri
 from earmill.pipeline.spec.source import (
@@ -325,7 +325,7 @@ class WebDatasetSource(Source):
         return early_seconds(stream.read(min(nbytes, EARLY_BYTES)), nbytes)
 
     def skipped(self) -> dict[str, int]:
-        return most_first(self._skipped)
+        return dict(+self._skipped)
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch.fetch_all(items, lambda uri: self._section.storage_options, self._load)
