@@ -390,13 +390,23 @@ class LongClip:
         try:
             if self.preparer.calibration.needs_whole_clip:
                 self._measure()
-            resamplers = [self._resamplers(rows) for _, rows in self._clips]
+            rates = {target.fs_hz for target in self.preparer.targets}
+            from_hz, quality = self._reader.rate_hz, self.preparer.resampler
+            channels = self._reader.channel_ids
+            streams = {hz: [ResampleStream(from_hz, hz, quality) for _ in channels] for hz in rates}
             for block in chain(self._undelivered(), [None]):
+                by_rate = {}
+                with doing("resample"):
+                    for hz, of_ears in streams.items():
+                        if block is None:  # the end of the clip
+                            made = [stream.finish() for stream in of_ears]
+                        else:
+                            pairs = zip(of_ears, block, strict=True)
+                            made = [stream.push(ear) for stream, ear in pairs]
+                        by_rate[hz] = np.stack(made)
                 yield [
-                    self._piece(streams, None if block is None else block[rows], gains)
-                    for streams, (_, rows), gains in zip(
-                        resamplers, self._clips, self._gains, strict=True
-                    )
+                    self.preparer.ready({hz: ears[rows] for hz, ears in by_rate.items()}, gains)
+                    for (_, rows), gains in zip(self._clips, self._gains, strict=True)
                 ]
         finally:
             self.close()
@@ -422,28 +432,3 @@ class LongClip:
         self._reader.close()
         self._reader = self.preparer.read(self.item, self.stream)
         self._remaining = iter(self._reader)
-
-    def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
-        rates = {target.fs_hz for target in self.preparer.targets}
-        from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
-        return {
-            rate: [ResampleStream(from_hz, rate, self.preparer.resampler) for _ in ears]
-            for rate in rates
-        }
-
-    def _piece(
-        self,
-        streams: dict[float, list[ResampleStream]],
-        ears: Signal | None,
-        gains: tuple[float, ...],
-    ) -> tuple[Signal, ...]:
-        """Return the signals of the next samples; None for the samples means their end."""
-        by_rate = {}
-        with doing("resample"):
-            for rate, of_ears in streams.items():
-                if ears is None:
-                    made = [stream.finish() for stream in of_ears]
-                else:
-                    made = [stream.push(ear) for stream, ear in zip(of_ears, ears, strict=True)]
-                by_rate[rate] = np.stack(made)
-        return self.preparer.ready(by_rate, gains)
