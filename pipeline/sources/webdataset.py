@@ -16,7 +16,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from operator import itemgetter
@@ -364,13 +364,12 @@ def _unread(stream: BinaryIO, nbytes: int) -> None:
 
 def _opened(
     fs: Any, path: str, size: int | None = None, block_bytes: int = BLOCK_BYTES
-) -> AbstractContextManager[BinaryIO]:
+) -> BinaryIO:
     """Open a tar of `size` bytes, or its beginning; a remote tar is read in blocks."""
     if isinstance(fs, LocalFileSystem):
         return open_regular(path)
     size = int(fs.size(path)) if size is None else size
-    found: Any = RangedFile(fs, path, size, block_bytes)
-    return closing(found)
+    return RangedFile(fs, path, size, block_bytes)  # type: ignore[return-value]
 
 
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
