@@ -7,7 +7,7 @@ file ends a job before its work, and the plan names the bytes that each variant 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,12 +32,8 @@ def with_variants(
 ) -> Iterator[Item]:
     """Yield the rows of a listing, each with its variants behind it. `ears` are the most channels
     of an impulse response; `in_child` decodes recordings in a child process."""
-    with ExitStack() as stack:
-        opened: Callable[..., Blocks] = BlockReader
-        if in_child:
-            children = DecoderPool()
-            stack.callback(children.close)
-            opened = children.open
+    with closing(DecoderPool()) as children:
+        opened: Callable[..., Blocks] = children.open if in_child else BlockReader
         files = []
         for variant in variants.of:
             noise = None if variant.noise is None else variant.noise.uri

@@ -25,7 +25,6 @@ import numpy.typing as npt
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
 from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
-from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.errors import ChannelIndexError, TooLongError
@@ -171,7 +170,7 @@ class Clip:
 
 class Preparer:
     """Decodes rows into clips for `targets`; clips above `long_s` are streamed. `on_device` leaves
-    the resampling of whole clips to a device. `children` decode in processes."""
+    the resampling of whole clips to a device. `opened` decodes a stream, as `BlockReader`."""
 
     def __init__(
         self,
@@ -179,7 +178,7 @@ class Preparer:
         targets: tuple[Target, ...],
         long_s: float = LONG_S,
         on_device: bool = False,
-        children: DecoderPool | None = None,
+        opened: Callable[..., Blocks] = BlockReader,
         warm_up_s: int = 0,
     ) -> None:
         from amtcore.units import Calibration  # loads torch, which only workers need
@@ -189,9 +188,8 @@ class Preparer:
         self.calibration = Calibration.from_dict(audio.calibration.to_dict())
         self._limits, self._on_device = audio.limits(), on_device
         self._fixed_gains = self.gains(1.0)  # For calibrations that do not look at the clip.
-        self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
-        variants = audio.variants
-        self._variants = None if variants is None else VariantMaker(variants, self._open)
+        self._open, variants = opened, audio.variants
+        self._variants = None if variants is None else VariantMaker(variants, opened)
 
     def open(self, item: Item, stream: BinaryIO | PairStream) -> list[Clip] | LongClip:
         """Decode a row: return a clip for each channel, or a long clip, which owns the stream of
