@@ -76,8 +76,8 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
 def _on_gpu(spec: JobSpec, threads: int) -> WarmModels:
     from amtcore.errors import BackendError
 
-    gpu = find_gpu()
     try:
+        gpu = find_gpu()
         with device_errors("warm-up"):
             extractors = build_extractors(spec, threads, gpu.backend)
             backends = {each.model: each.backend.name for each in extractors}
