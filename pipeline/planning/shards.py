@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -83,7 +83,8 @@ def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterato
 def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Sequence[Item]]:
     """Yield rows by blocks, and single rows that have no block or a block that is too large."""
     for block, rows in groupby(items, lambda item: item.block):
-        held = [] if block is None else [*islice(rows, most_rows + 1)]
+        most = range(0 if block is None else most_rows + 1)
+        held = [item for _, item in zip(most, rows, strict=False)]
         if 0 < len(held) <= most_rows and sum(map(item_seconds, held)) <= most_s:
             yield held
         else:
