@@ -65,10 +65,7 @@ class DecoderPool:
             while not (child := self._idle.pop()).is_alive():
                 child.end()
                 child = None
-        return ChildReader(self, child or _Child(), stream, request)
-
-    def give_back(self, child: _Child) -> None:
-        self._idle.append(child)
+        return ChildReader(self._idle, child or _Child(), stream, request)
 
     def close(self) -> None:
         with suppress(IndexError):
@@ -100,7 +97,7 @@ class _Child:
         self.peer.settimeout(START_S)
         try:
             decoder_process.receive(self.peer)
-        except (decoder_process.MessageError, TimeoutError) as error:
+        except (ConnectionError, ValueError, TimeoutError) as error:
             code = self.end()
             raise ChildProcessError(
                 f"a decoding process does not start (exit code {code}); leave out "
@@ -131,14 +128,14 @@ class _Child:
 
 
 class ChildReader(Blocks):
-    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`. Beside its
-    errors, DecoderCrashError if the file crashed the child, DecoderLimitError if it took more time
-    or memory than a file may."""
+    """Blocks of one file that a child decodes, equal to the blocks of `BlockReader`; the child is
+    `idle` behind them. Beside its errors, DecoderCrashError if the file crashed the child,
+    DecoderLimitError if it took more time or memory than a file may."""
 
     def __init__(
-        self, children: DecoderPool, child: _Child, stream: BinaryIO, request: Mapping[str, Any]
+        self, idle: deque[_Child], child: _Child, stream: BinaryIO, request: Mapping[str, Any]
     ) -> None:
-        self._children, self._stream, self._request = children, stream, request
+        self._idle, self._stream, self._request = idle, stream, request
         self._child: _Child | None = child
         try:
             child.ask(request, stream)
@@ -175,7 +172,7 @@ class ChildReader(Blocks):
 
     def _give_back(self) -> None:
         if self._child is not None:
-            self._children.give_back(self._child)
+            self._idle.append(self._child)
             self._child = None
 
     def _answer(self) -> tuple[dict[str, Any], bytearray]:
@@ -184,7 +181,7 @@ class ChildReader(Blocks):
             raise ValueError("the reader is closed")
         try:
             message, payload = decoder_process.receive(self._child.peer)
-        except decoder_process.MessageError as error:
+        except (ConnectionError, ValueError) as error:
             raise self._died() from error
         except TimeoutError:
             self.close()

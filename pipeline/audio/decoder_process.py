@@ -31,10 +31,6 @@ MOST_JSON_BYTES = 1 << 16
 MOST_PAYLOAD_BYTES = (1 << 16) * 1024 * 4  # A block of as many channels as libsndfile takes.
 
 
-class MessageError(Exception):
-    """The other side is gone, or sent an invalid message."""
-
-
 def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> None:
     text = json.dumps(message).encode()
     view = memoryview(payload).cast("B")
@@ -44,16 +40,14 @@ def send(peer: socket.socket, message: dict[str, Any], payload: Any = b"") -> No
 
 
 def receive(peer: socket.socket) -> tuple[dict[str, Any], bytearray]:
-    """Return the next frame; TimeoutError if nothing came within the socket's timeout."""
+    """Return the next frame. TimeoutError if nothing came within the socket's timeout,
+    ConnectionError if the other side is gone, ValueError if the frame is invalid."""
     text_bytes, payload_bytes = LENGTHS.unpack(_exactly(peer, LENGTHS.size))
     if text_bytes > MOST_JSON_BYTES or payload_bytes > MOST_PAYLOAD_BYTES:
-        raise MessageError(f"a frame of {text_bytes} and {payload_bytes} bytes")
-    try:
-        message = json.loads(_exactly(peer, text_bytes))
-    except ValueError as error:
-        raise MessageError("a frame that is no JSON") from error
+        raise ValueError(f"a frame of {text_bytes} and {payload_bytes} bytes")
+    message = json.loads(_exactly(peer, text_bytes))
     if not isinstance(message, dict):
-        raise MessageError("a frame that is no object")
+        raise ValueError("a frame that is no object")
     return message, _exactly(peer, payload_bytes)
 
 
@@ -61,12 +55,9 @@ def _exactly(peer: socket.socket, nbytes: int) -> bytearray:
     whole = bytearray(nbytes)
     view = memoryview(whole)
     while len(view):
-        try:
-            count = peer.recv_into(view)
-        except ConnectionError as error:
-            raise MessageError("gone") from error
+        count = peer.recv_into(view)
         if not count:
-            raise MessageError("gone")
+            raise ConnectionAbortedError("the other side is gone")
         view = view[count:]
     return whole
 
@@ -116,7 +107,7 @@ def main() -> None:
         try:
             send(peer, {"ready": os.getpid()})
             serve(peer)
-        except (MessageError, BrokenPipeError, ConnectionResetError):
+        except ConnectionError:
             return  # the worker is gone, or has closed this file
 
 

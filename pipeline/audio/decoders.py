@@ -131,11 +131,8 @@ class Decoder:
 def open_decoder(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decoder:
     """Open a stream with the library for it; `whole`: the whole stream will be read."""
     if probe.parts:
-        return JoinedFile([partial(_opened, source, part) for part in probe.parts])
-    return _opened(source, probe, whole=whole)
+        return JoinedFile([partial(open_decoder, source, part) for part in probe.parts])
 
-
-def _opened(source: DecoderInput, probe: Probe, *, whole: bool = False) -> Decoder:
     def part() -> DecoderInput:
         return source.window(probe.start, probe.stop, probe.prefix)
 

@@ -6,13 +6,13 @@ import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
+from earmill.pipeline.common.arrow_types import Columns, SeenTypes, extra_types, type_json
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.text import nearest
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
@@ -111,7 +111,7 @@ class _Listing:
             raise SourceError(
                 "expected column types from the source before its first row, got other types later"
             )
-        types = with_known(self._types, columns)
+        types = with_known(self._types.found(), columns)
         for column in self._spec.listener_columns:
             if column not in types:
                 raise SourceError(
@@ -173,18 +173,15 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
 
 
 def known_types(items: Iterable[Item], columns: Columns) -> dict[str, Any]:
-    seen = SeenTypes()
-    for item in items:
-        seen.add(unknown(item, columns))
-    return with_known(seen, columns)
+    return with_known(extra_types(unknown(item, columns) for item in items), columns)
 
 
 def unknown(item: Item, columns: Columns) -> dict[str, Any]:
     return {name: value for name, value in item.extra.items() if name not in columns.types}
 
 
-def with_known(seen: SeenTypes, columns: Columns) -> dict[str, Any]:
-    return dict(sorted({**seen.found(), **types_json(columns)}.items()))
+def with_known(found: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+    return dict(sorted({**found, **types_json(columns)}.items()))
 
 
 def types_json(columns: Columns) -> dict[str, Any]:

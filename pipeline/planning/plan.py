@@ -108,15 +108,15 @@ class Plan:
         if self.parts:
             shards.store_parts(self.parts, store, self.plan_id)
         if not store.exists(path):
-            store.write_bytes(path, encode_plan(vars(self), self.parts))
+            store.write_bytes(path, encode_plan(self))
         return path
 
-    @classmethod
-    def read(cls, store: Layout, plan_id: str) -> Plan:
+    @staticmethod
+    def read(store: Layout, plan_id: str) -> Plan:
         """Read a stored plan; CommitError if it was altered."""
         path = plan_path(plan_id)
         try:
-            plan = cls(**decode_plan(store.read_bytes(path), store, plan_id))
+            plan = decode_plan(store.read_bytes(path), store, plan_id)
         except CommitError as error:
             raise CommitError(f"{path}: {error}") from error
         except (OSError, KeyError, ValueError) as error:
@@ -149,7 +149,7 @@ def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
     raw = store.read_bytes(plan_path(plan_id))
     tables: Iterable[pa.Table]
     if _metadata(table_of(raw, ["shard"]))["version"] == shards.PARTED_VERSION:
-        parts = shards.parts_of(decode_plan(raw, store, plan_id)["shards"])
+        parts = shards.parts_of(decode_plan(raw, store, plan_id).parts)
         tables = (table_of(part.read(), ["shard", "row_id"]) for part in parts)
     else:
         tables = [table_of(raw, ["shard", "row_id"])]
@@ -159,22 +159,22 @@ def read_row_ids(store: Layout, plan_id: str) -> dict[str, list[str]]:
     return dict(sorted(row_ids.items()))
 
 
-def encode_plan(fields: Mapping[str, Any], parts: Sequence[StoredShard]) -> bytes:
-    """Encode the file of a plan from the fields of `Plan`: its rows, or an index of its parts."""
-    typed = shards.typed_columns(fields["extra_types"])
-    about = {name: fields[name] for name in ABOUT}
-    about |= {name: fields[name] for name in ABOUT_SOME if fields[name]}
+def encode_plan(plan: Plan) -> bytes:
+    """Encode the file of a plan: its rows, or an index of its parts."""
+    typed = shards.typed_columns(plan.extra_types)
+    fields = {name: getattr(plan, name) for name in (*ABOUT, *ABOUT_SOME)}
+    about = {name: value for name, value in fields.items() if value or name in ABOUT}
     metadata = {
-        "plan_id": fields["plan_id"],
-        "spec_sha256": fields["spec_sha256"],
+        "plan_id": plan.plan_id,
+        "spec_sha256": plan.spec_sha256,
         "about": json.dumps(about, sort_keys=True),
         "version": shards.TYPED_VERSION if typed else shards.PLAN_VERSION,
     }
-    if not parts:
-        return shards.encoded(shards.rows_table(fields["shards"], typed), metadata)
-    sha256s = [part.sha256 for part in shards.parts_of(parts)]
+    if not plan.parts:
+        return shards.encoded(shards.rows_table(plan.shards, typed), metadata)
+    sha256s = [part.sha256 for part in shards.parts_of(plan.parts)]
     metadata |= {"version": shards.PARTED_VERSION, "parts": json.dumps(sha256s)}
-    table = shards.index_table(parts)
+    table = shards.index_table(plan.parts)
     return shards.encoded(table, {**metadata, "check": _index_check(table, metadata)})
 
 
@@ -184,8 +184,8 @@ def _index_check(table: pa.Table, metadata: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps([values, table.to_pydict()]).encode()).hexdigest()
 
 
-def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
-    """Decode the fields of `Plan` from its file; KeyError, ValueError, OSError if it is damaged."""
+def decode_plan(raw: bytes, store: Layout, plan_id: str) -> Plan:
+    """Decode a plan from its file; KeyError, ValueError, OSError if it is damaged."""
     table = table_of(raw)
     metadata = _metadata(table)
     about = loads_json(metadata.get("about", "{}"), max_chars=None)
@@ -203,11 +203,7 @@ def decode_plan(raw: bytes, store: Layout, plan_id: str) -> dict[str, Any]:
                 item.extra for items in groups.values() for item in items
             )
     kept = {name: about[name] for name in (*ABOUT, *ABOUT_SOME) if name in about}
-    return (
-        {name: metadata[name] for name in ("plan_id", "spec_sha256")}
-        | {"shards": plan_shards}
-        | kept
-    )
+    return Plan(metadata["plan_id"], metadata["spec_sha256"], plan_shards, **kept)
 
 
 def _metadata(table: pa.Table) -> dict[str, str]:
@@ -229,7 +225,7 @@ def skipped_text(skipped: Mapping[str, int]) -> str:
     total = sum(skipped.values())
     if total == 0:
         return ""
-    # The most frequent first; a stored plan has them by name.
+    # The most frequent first.
     ordered = sorted(skipped.items(), key=lambda entry: (-entry[1], entry[0]))
     kinds = [f"{kind} {count:,}" for kind, count in ordered]
     more = f", {len(kinds) - NAMED_KINDS} more kinds" if len(kinds) > NAMED_KINDS else ""

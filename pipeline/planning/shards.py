@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from typing import Any, TypeVar
 
@@ -51,11 +51,11 @@ class Shard:
     shard_id: str  # Five digits or more, in plan order.
     items: tuple[Item, ...]  # `StoredShard` reads the rows when they are needed.
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return len(self.items)
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         return sum(item_seconds(item) for item in self.items)
 
@@ -82,23 +82,13 @@ def cut(items: Iterable[Item], shard_seconds: float, shard_rows: int) -> Iterato
 
 def _units(items: Iterable[Item], most_s: float, most_rows: int) -> Iterator[Sequence[Item]]:
     """Yield rows by blocks, and single rows that have no block or a block that is too large."""
-    held: list[Item] = []
-    held_s = 0.0
-    large: int | None = None
-    for item in items:
-        if held and item.block != held[-1].block:
+    for block, rows in groupby(items, lambda item: item.block):
+        most = range(0 if block is None else most_rows + 1)
+        held = [item for _, item in zip(most, rows, strict=False)]
+        if 0 < len(held) <= most_rows and sum(map(item_seconds, held)) <= most_s:
             yield held
-            held, held_s = [], 0.0
-        if item.block is None or item.block == large:
-            yield (item,)
-            continue
-        held.append(item)
-        held_s += item_seconds(item)
-        if held_s > most_s or len(held) > most_rows:
-            yield from ((one,) for one in held)
-            held, held_s, large = [], 0.0, item.block
-    if held:
-        yield held
+        else:
+            yield from ((item,) for item in chain(held, rows))
 
 
 Value = TypeVar("Value")
@@ -280,40 +270,24 @@ def _table(part: Part) -> pa.Table:
     return table_of(part.read())
 
 
-@dataclass(frozen=True)
-class RowRange:
-    """The place of a shard's rows: `rows` of them in a part, from row `first` on."""
-
-    part: Part
-    first: int
-    rows: int
-    seconds: float  # Expected seconds of audio.
-
-
 @lru_cache(SHARDS_KEPT)
-def _items(place: RowRange) -> tuple[Item, ...]:
-    return tuple(items_of(_table(place.part).slice(place.first, place.rows)))
+def _items(part: Part, first: int, rows: int) -> tuple[Item, ...]:
+    return tuple(items_of(_table(part).slice(first, rows)))
 
 
 class StoredShard(Shard):
-    """A shard whose rows are in a part. A worker gets it without rows, and reads them."""
+    """A shard whose rows are in a part, from row `first` on. A worker gets it without rows, and
+    reads them."""
 
-    place: RowRange
+    part: Part
+    first: int
 
-    def __init__(self, shard_id: str, place: RowRange) -> None:
-        vars(self).update(shard_id=shard_id, place=place)
+    def __init__(self, shard_id: str, part: Part, first: int, rows: int, seconds: float) -> None:
+        vars(self).update(shard_id=shard_id, part=part, first=first, rows=rows, seconds=seconds)
 
     @property
     def items(self) -> tuple[Item, ...]:
-        return _items(self.place)
-
-    @property
-    def rows(self) -> int:
-        return self.place.rows
-
-    @property
-    def seconds(self) -> float:
-        return self.place.seconds
+        return _items(self.part, self.first, self.rows)
 
 
 class ShardWriter:
@@ -351,15 +325,15 @@ class ShardWriter:
         self._home.store.write_bytes(part_path(self._home.plan_id, part.number), data)
         first = 0
         for shard in self._held:
-            place = RowRange(part, first, shard.rows, shard.seconds)
-            self._stored.append(StoredShard(shard.shard_id, place))
+            place = (part, first, shard.rows, shard.seconds)
+            self._stored.append(StoredShard(shard.shard_id, *place))
             first += shard.rows
         self._held, self._held_rows, self._parts = [], 0, self._parts + 1
 
 
 def store_parts(shards: Sequence[StoredShard], store: Layout, plan_id: str) -> None:
     """Copy the parts of a new plan to the output; its shards are read there from now on."""
-    home = shards[0].place.part.home
+    home = shards[0].part.home
     if home.store is store:
         return
     for part in parts_of(shards):
@@ -373,7 +347,7 @@ def store_parts(shards: Sequence[StoredShard], store: Layout, plan_id: str) -> N
 
 
 def parts_of(shards: Sequence[StoredShard]) -> list[Part]:
-    return list(dict.fromkeys(shard.place.part for shard in shards))
+    return list(dict.fromkeys(shard.part for shard in shards))
 
 
 INDEX_SCHEMA = pa.schema(
@@ -388,10 +362,7 @@ INDEX_SCHEMA = pa.schema(
 
 
 def index_table(shards: Sequence[StoredShard]) -> pa.Table:
-    rows = [
-        (one.shard_id, one.place.part.number, one.place.first, one.rows, one.seconds)
-        for one in shards
-    ]
+    rows = [(one.shard_id, one.part.number, one.first, one.rows, one.seconds) for one in shards]
     return pa.table([*zip(*rows, strict=True)], schema=INDEX_SCHEMA)
 
 
@@ -401,6 +372,6 @@ def stored_shards(
     home = PartFolder(store, plan_id)
     parts = [Part(number, sha256, home) for number, sha256 in enumerate(sha256s)]
     return tuple(
-        StoredShard(shard_id, RowRange(parts[part], *place))
+        StoredShard(shard_id, parts[part], *place)
         for shard_id, part, *place in zip(*index.to_pydict().values(), strict=True)
     )

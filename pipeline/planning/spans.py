@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from earmill.pipeline.audio.channels import BINAURAL, EARS
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.planning.shards import item_seconds
-from earmill.pipeline.planning.variants import VariedSource
+from earmill.pipeline.planning.variants import with_variants
 from earmill.pipeline.sources import Item, Source, open_source
+from earmill.pipeline.sources.base import ChangedRows
 from earmill.pipeline.sources.durations import header_seconds
 from earmill.pipeline.sources.fetch import MEMORY_BYTES, can_seek, check_arrived
 from earmill.pipeline.spec.job import JobSpec
@@ -33,8 +35,9 @@ def planned_source(spec: JobSpec) -> Source:
     spans, variants = spec.audio.spans, spec.audio.variants
     if variants is not None:
         ears = EARS if spec.audio.channels == BINAURAL else 1
-        varied = VariedSource(source, variants, ears=ears, in_child=spec.run.decode_in_child)
-        return cast(Source, varied)
+        in_child = spec.run.decode_in_child
+        change = partial(with_variants, variants=variants, ears=ears, in_child=in_child)
+        return cast(Source, ChangedRows(source, change))
     return source if spans is None else cast(Source, SpannedSource(source, spans))
 
 

@@ -7,16 +7,16 @@ file ends a job before its work, and the plan names the bytes that each variant 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from earmill.pipeline.audio.decode import BlockReader, Blocks
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.variants import Recording, generator
 from earmill.pipeline.common.byte_streams import digest_of
 from earmill.pipeline.common.errors import NotAudioError, RowError, SourceError
-from earmill.pipeline.sources import Item, Source, open_source
+from earmill.pipeline.sources import Item, open_source
 from earmill.pipeline.sources.base import Variant, listing
 from earmill.pipeline.spec.source import FilesSpec
 from earmill.pipeline.spec.variants import VariantsSpec
@@ -27,51 +27,32 @@ class File(NamedTuple):
     sha256: str | None = None
 
 
-class VariedSource:
-    """A source whose rows are listed with their variants behind them. `ears` are the most channels
+def with_variants(
+    items: Iterator[Item], variants: VariantsSpec, *, ears: int, in_child: bool
+) -> Iterator[Item]:
+    """Yield the rows of a listing, each with its variants behind it. `ears` are the most channels
     of an impulse response; `in_child` decodes recordings in a child process."""
-
-    def __init__(
-        self, source: Source, variants: VariantsSpec, *, ears: int, in_child: bool
-    ) -> None:
-        self._source, self._variants = source, variants
-        self._ears, self._in_child = ears, in_child
-
-    def items(self) -> Iterator[Item]:
-        return self._varied(self._source.items())
-
-    def listing(self) -> Iterator[Item]:
-        return self._varied(listing(self._source))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def _varied(self, items: Iterator[Item]) -> Iterator[Item]:
-        with ExitStack() as stack:
-            opened: Callable[..., Blocks] = BlockReader
-            if self._in_child:
-                children = DecoderPool()
-                stack.callback(children.close)
-                opened = children.open
-            files = []
-            for variant in self._variants.of:
-                noise = None if variant.noise is None else variant.noise.uri
-                room, name = variant.impulse_response, variant.name
-                noises = _checked(f"noise.uri of {name!r}", noise, opened, "mean", 1)
-                rooms = _checked(f"impulse_response of {name!r}", room, opened, "each", self._ears)
-                files.append((noises, rooms))
-        for item in items:
-            yield item
-            for variant, (noises, rooms) in zip(self._variants.of, files, strict=True):
-                random = generator(self._variants.seed, item.row_id, variant.name)
-                first, second, _ = random.random(3)
-                drawn = (*_drawn(noises, float(first)), *_drawn(rooms, float(second)))
-                yield replace(
-                    item,
-                    row_id=f"{item.row_id}@{variant.name}",
-                    seconds=None if item.seconds is None else item.seconds / (variant.speed or 1),
-                    variant=Variant(variant.name, item.row_id, *drawn),
-                )
+    with closing(DecoderPool()) as children:
+        opened: Callable[..., Blocks] = children.open if in_child else BlockReader
+        files = []
+        for variant in variants.of:
+            noise = None if variant.noise is None else variant.noise.uri
+            room, name = variant.impulse_response, variant.name
+            noises = _checked(f"noise.uri of {name!r}", noise, opened, "mean", 1)
+            rooms = _checked(f"impulse_response of {name!r}", room, opened, "each", ears)
+            files.append((noises, rooms))
+    for item in items:
+        yield item
+        for variant, (noises, rooms) in zip(variants.of, files, strict=True):
+            random = generator(variants.seed, item.row_id, variant.name)
+            first, second, _ = random.random(3)
+            drawn = (*_drawn(noises, float(first)), *_drawn(rooms, float(second)))
+            yield replace(
+                item,
+                row_id=f"{item.row_id}@{variant.name}",
+                seconds=None if item.seconds is None else item.seconds / (variant.speed or 1),
+                variant=Variant(variant.name, item.row_id, *drawn),
+            )
 
 
 def _checked(

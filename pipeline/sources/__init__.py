@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.sources.base import Item, Source, listing
+from earmill.pipeline.sources.base import ChangedRows, Item, Source
 from earmill.pipeline.spec.source import SourceSection, source_kind
 
 __all__ = ["Item", "Source", "open_source"]
@@ -23,20 +22,6 @@ def open_source(spec: SourceSection, array_rate_hz: int | None = None) -> Source
             f"kind: {spec.kind}, whose files say their rate; leave it out"
         )
     found: Source = kind.open(spec, array_rate_hz) if kind.has_arrays else kind.open(spec)
-    return found if spec.limit is None else cast(Source, _FirstRows(found, spec.limit))
-
-
-class _FirstRows:
-    """The first rows of a source."""
-
-    def __init__(self, source: Source, limit: int) -> None:
-        self._source, self._limit = source, limit
-
-    def items(self) -> Iterator[Item]:
-        return islice(self._source.items(), self._limit)
-
-    def listing(self) -> Iterator[Item]:
-        return islice(listing(self._source), self._limit)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+    if spec.limit is None:
+        return found
+    return cast(Source, ChangedRows(found, lambda items: islice(items, spec.limit)))

@@ -159,6 +159,22 @@ def listing(source: Source) -> Iterator[Item]:
     yield from getattr(source, "listing", source.items)()
 
 
+class ChangedRows:
+    """A source whose listings go through `change`; everything else is the source's own."""
+
+    def __init__(self, source: Source, change: Callable[[Iterator[Item]], Iterator[Item]]) -> None:
+        self._source, self._change = source, change
+
+    def items(self) -> Iterator[Item]:
+        return self._change(self._source.items())
+
+    def listing(self) -> Iterator[Item]:
+        return self._change(listing(self._source))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
 def fetch(source: Source, items: Sequence[Item]) -> Iterator[Fetched]:
     """Yield `source.fetch` of all items. For a variant, the source gets the clean row."""
     asked = [

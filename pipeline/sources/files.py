@@ -14,7 +14,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -97,12 +97,6 @@ def by_extension(names: Iterable[str]) -> Counter[str]:
     return Counter(PurePosixPath(name).suffix.lower() or NO_EXTENSION for name in names)
 
 
-def most_first(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts above 0 in descending order."""
-    found = (entry for entry in counts.items() if entry[1])
-    return dict(sorted(found, key=lambda entry: (-entry[1], entry[0])))
-
-
 class FilesSource(Source):
     """Audio files below one root."""
 
@@ -166,8 +160,8 @@ class FilesSource(Source):
             )
 
     def skipped(self) -> dict[str, int]:
-        """Return the files of the last listing that are no rows: counts by reason, descending."""
-        return most_first(self._skipped)
+        """Return the files of the last listing that are no rows: counts by reason."""
+        return dict(+self._skipped)
 
     def _listing(self) -> list[Entry]:
         """Return the entries that match the glob; hidden files only if the glob names them."""

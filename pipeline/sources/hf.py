@@ -183,9 +183,7 @@ class HfSource(Source):
                 audio = batch.column(self._spec.audio_column)
             cells = batch.select(self._kept).to_pylist() or [{}] * batch.num_rows
             for values, cell in zip(cells, audio, strict=True):
-                clip = (
-                    NOTHING if cell is None else audio_cells.audio_cell(cell, self._array_rate_hz)
-                )
+                clip = NOTHING if cell is None else self._cell(cell)
                 yield ListedRow(RowPlace(None, row), values, clip)
                 row += 1
 

@@ -12,7 +12,7 @@ import csv
 import math
 import os
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, BinaryIO
@@ -73,28 +73,28 @@ class ManifestSource:
     def items(self) -> Iterator[Item]:
         with base.source_errors(self._spec.uri):
             columns = self._columns()
-        self._blank = self._check_places(columns)
-        if self._blank == len(columns["uri"]):
+        rows = self._check_places(columns)
+        if not rows:
             raise SourceError(f"source {self._spec.uri}: the table has no rows")
+        self._blank = len(columns["uri"]) - rows
         self.missing, self.first_missing = 0, ""
-        named = {*RESERVED, *(self._spec.columns or {}), self._spec.reference_column}
-        extra = [name for name in columns if name not in named]
+        roles = {*RESERVED, *(self._spec.columns or {}), self._spec.reference_column}
+        extra = [name for name in columns if name not in roles]
         plain = {name for name, kind in self._carried.types.items() if not has_text(kind)}
-        for first, chunk, uris, _ in self._chunks(columns, list(columns)):
-            references = self._references(first, chunk)
-            stats = self._stats([*uris, *(uri for uri in references if uri is not None)])
-            for at, (uri, reference) in enumerate(zip(uris, references, strict=True)):
+        for first, chunk, paths in self._chunks(columns, list(columns)):
+            stats = self._stats({uri for uris in paths for uri in uris if uri})
+            for at, named in enumerate(zip(*paths, strict=True)):
                 cells = {name: column[at] for name, column in chunk.items()}
                 values = {
                     name: cells[name] if name in plain else public_value(cells[name])
                     for name in extra
                 }
-                files = [uri] if reference is None else [uri, reference]
+                uri, *references = files = [each for each in named if each]
                 if absent := [each for each in files if stats[each] is ABSENT]:
                     self.missing += 1
                     self.first_missing = self.first_missing or absent[0]
                 item = self._item(first + at, cells, uri, stats[uri], values)
-                if reference is not None:
+                for reference in references:
                     of_pair = Reference(redact(reference), **stats[reference])
                     item = replace(item, reference=of_pair)
                 yield item
@@ -219,9 +219,9 @@ class ManifestSource:
 
     def _chunks(
         self, columns: Mapping[str, Cells], names: Sequence[str]
-    ) -> Iterator[tuple[int, dict[str, list[Any]], list[str], int]]:
+    ) -> Iterator[tuple[int, dict[str, list[Any]], list[list[str]]]]:
         """Yield chunks of the table without its blank rows. A chunk is the number of its first row,
-        the cells of the named columns, the resolved uris, and the number of blank rows."""
+        the cells of the named columns, and the resolved paths of each of `_path_columns`."""
         position = 0
         for first in range(0, len(columns["uri"]), CHUNK_ROWS):
             some = columns["uri"][first : first + CHUNK_ROWS]
@@ -233,21 +233,17 @@ class ManifestSource:
             ]
             chunk = {name: columns[name][first : first + CHUNK_ROWS] for name in names}
             cells = {name: [column[at] for at in filled] for name, column in chunk.items()}
-            uris = [self._resolved(some[at], row) for row, at in enumerate(filled, position)]
-            yield position, cells, uris, len(some) - len(filled)
+            paths = [
+                [self._resolved(cell, row, name) for row, cell in enumerate(cells[name], position)]
+                for name in self._path_columns
+            ]
+            yield position, cells, paths
             position += len(filled)
 
-    def _references(self, first: int, cells: Mapping[str, Sequence[Any]]) -> list[str | None]:
-        """Return the resolved uris of the reference recordings of a chunk; None for a blank."""
-        name = self._spec.reference_column
-        if name is None:
-            return [None] * len(cells["uri"])
-        return [
-            None if _is_blank(uri) else self._resolved(uri, row, name)
-            for row, uri in enumerate(cells[name], first)
-        ]
-
-    def _resolved(self, uri: Any, row: int, column: str = "uri") -> str:
+    def _resolved(self, uri: Any, row: int, column: str) -> str:
+        """Return the uri of a cell; an empty text for a row without a reference recording."""
+        if column != "uri" and _is_blank(uri):
+            return ""
         if not isinstance(uri, str) or not uri.strip():
             raise self._bad_row(row, f"expected a path or URI in {column!r}, got {uri!r}")
         literal = base.resolved(uri, *self._folder)
@@ -261,18 +257,16 @@ class ManifestSource:
         return literal
 
     def _check_places(self, columns: Mapping[str, Cells]) -> int:
-        """Refuse places that the source may not read, before any is read; count blank rows."""
+        """Refuse places that the source may not read, before any is read; count the rows."""
         refused: list[tuple[int, str, OutsideError]] = []
-        blank_rows = 0
-        for first, cells, uris, blank in self._chunks(columns, self._path_columns):
-            blank_rows += blank
-            resolved: list[Sequence[str | None]] = [uris, self._references(first, cells)]
-            for name, of_column in zip(self._path_columns, resolved, strict=False):
-                for row, (uri, cell) in enumerate(zip(of_column, cells[name], strict=True), first):
-                    if uri is None:
-                        continue
+        rows = 0
+        for first, cells, paths in self._chunks(columns, self._path_columns):
+            rows = first + len(paths[0])
+            for name, uris in zip(self._path_columns, paths, strict=True):
+                for row, (uri, cell) in enumerate(zip(uris, cells[name], strict=True), first):
                     try:
-                        self._inside.check(uri, relative=base.is_relative(cell))
+                        if uri:
+                            self._inside.check(uri, relative=base.is_relative(cell))
                     except OutsideError as error:
                         refused.append((row, uri, error))
         if refused:
@@ -280,10 +274,10 @@ class ManifestSource:
             more = f"; {len(refused)} rows do so" if len(refused) > 1 else ""
             hint = allow_hint(uri for _, uri, _ in refused)
             raise self._bad_row(row, f"{problem}{more}{hint}")
-        return blank_rows
+        return rows
 
-    def _stats(self, uris: Sequence[str]) -> dict[str, Stat]:
-        """Return etag, size and mtime of every distinct uri; empty if they are unknown."""
+    def _stats(self, uris: Set[str]) -> dict[str, Stat]:
+        """Return etag, size and mtime of every uri; empty if they are unknown."""
 
         def asked(uri: str) -> Stat:
             try:
@@ -298,7 +292,7 @@ class ManifestSource:
             for uri in uris
             if is_local(uri)
         }
-        others = sorted({*uris} - local.keys())
+        others = sorted(uris - local.keys())
         return local | dict(zip(others, ahead(asked, others, STAT_THREADS), strict=True))
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
@@ -324,10 +318,10 @@ class ManifestSource:
         with base.source_errors(self._spec.uri):
             return {
                 (row, redact(uri)): uri
-                for first, cells, uris, _ in self._chunks(self._columns(), self._path_columns)
-                for of_column in (uris, self._references(first, cells))
-                for row, uri in enumerate(of_column, first)
-                if uri is not None and has_secrets(uri)
+                for first, _, paths in self._chunks(self._columns(), self._path_columns)
+                for uris in paths
+                for row, uri in enumerate(uris, first)
+                if has_secrets(uri)
             }
 
     def skipped(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from operator import itemgetter
@@ -36,7 +36,7 @@ from earmill.pipeline.sources import base, fetch
 from earmill.pipeline.sources.base import Fetched, Item, Source
 from earmill.pipeline.sources.durations import early_seconds, guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import Blob, RangedFile
-from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden, most_first
+from earmill.pipeline.sources.files import HIDDEN, by_extension, is_hidden
 from earmill.pipeline.sources.tables import INTEGER, public_value, scalar
 from earmill.pipeline.spec import Options, PlainUri
 from earmill.pipeline.spec.source import (
@@ -325,7 +325,7 @@ class WebDatasetSource(Source):
         return early_seconds(stream.read(min(nbytes, EARLY_BYTES)), nbytes)
 
     def skipped(self) -> dict[str, int]:
-        return most_first(self._skipped)
+        return dict(+self._skipped)
 
     def fetch(self, items: Sequence[Item]) -> Iterator[Fetched]:
         return fetch.fetch_all(items, lambda uri: self._section.storage_options, self._load)
@@ -364,13 +364,12 @@ def _unread(stream: BinaryIO, nbytes: int) -> None:
 
 def _opened(
     fs: Any, path: str, size: int | None = None, block_bytes: int = BLOCK_BYTES
-) -> AbstractContextManager[BinaryIO]:
+) -> BinaryIO:
     """Open a tar of `size` bytes, or its beginning; a remote tar is read in blocks."""
     if isinstance(fs, LocalFileSystem):
         return open_regular(path)
     size = int(fs.size(path)) if size is None else size
-    found: Any = RangedFile(fs, path, size, block_bytes)
-    return closing(found)
+    return RangedFile(fs, path, size, block_bytes)  # type: ignore[return-value]
 
 
 def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:

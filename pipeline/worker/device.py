@@ -87,37 +87,23 @@ def check_gpu() -> None:
 
 
 def find_gpu() -> Gpu:
-    """Return the GPU of this process, or the interpreter of its kernels, or raise GpuUnusable."""
+    """Return the GPU of this process, or the interpreter of its kernels; GpuUnusable without a GPU,
+    amtcore's BackendError for one that cannot run its kernels."""
     import torch
 
-    from amtcore.errors import BackendError
     from amtcore.kernels.gpu.device import find_device
 
     check_gpu()
     if is_interpreted():
         return Gpu(INTERPRETED, torch.device("cpu"))
 
-    try:
-        found = find_device("cuda")
-    except BackendError as error:
-        raise GpuUnusable(one_line(error)) from error
+    found = find_device("cuda")
     # Else torch rounds factors of convolutions to 10 bits.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     return Gpu("cuda", found)
-
-
-def choose_gpu(wanted: str) -> tuple[Gpu | None, str]:
-    if wanted == "cpu":
-        return None, ""
-    try:
-        return find_gpu(), ""
-    except GpuUnusable as error:
-        if wanted == "cuda":
-            raise
-        return None, f"the models run on CPU: {error.reason}"
 
 
 def nvidia_driver() -> str | None:

@@ -34,8 +34,8 @@ from earmill.pipeline.worker.device import (
     Gpu,
     GpuUnusable,
     check_resampler,
-    choose_gpu,
     device_errors,
+    find_gpu,
     self_check,
 )
 
@@ -60,11 +60,11 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
     from amtcore.kernels.vector.threads import set_carrier
 
     set_carrier(carried_alike)
-    gpu, note = choose_gpu(wanted)
     exercise_casts()
-    if gpu is not None:
+    note = ""
+    if wanted != "cpu":
         try:
-            return _on_gpu(spec, threads, gpu)
+            return _on_gpu(spec, threads)
         except GpuUnusable as error:
             if wanted == "cuda":
                 raise
@@ -73,10 +73,11 @@ def warm_models(spec: JobSpec, threads: int, wanted: str) -> WarmModels:
     return WarmModels(extractors, None, note, device_info(), exercised(extractors))
 
 
-def _on_gpu(spec: JobSpec, threads: int, gpu: Gpu) -> WarmModels:
+def _on_gpu(spec: JobSpec, threads: int) -> WarmModels:
     from amtcore.errors import BackendError
 
     try:
+        gpu = find_gpu()
         with device_errors("warm-up"):
             extractors = build_extractors(spec, threads, gpu.backend)
             backends = {each.model: each.backend.name for each in extractors}

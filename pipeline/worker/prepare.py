@@ -25,7 +25,6 @@ import numpy.typing as npt
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_channels
 from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
-from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.errors import ChannelIndexError, TooLongError
@@ -171,7 +170,7 @@ class Clip:
 
 class Preparer:
     """Decodes rows into clips for `targets`; clips above `long_s` are streamed. `on_device` leaves
-    the resampling of whole clips to a device. `children` decode in processes."""
+    the resampling of whole clips to a device. `opened` decodes a stream, as `BlockReader`."""
 
     def __init__(
         self,
@@ -179,7 +178,7 @@ class Preparer:
         targets: tuple[Target, ...],
         long_s: float = LONG_S,
         on_device: bool = False,
-        children: DecoderPool | None = None,
+        opened: Callable[..., Blocks] = BlockReader,
         warm_up_s: int = 0,
     ) -> None:
         from amtcore.units import Calibration  # loads torch, which only workers need
@@ -189,9 +188,8 @@ class Preparer:
         self.calibration = Calibration.from_dict(audio.calibration.to_dict())
         self._limits, self._on_device = audio.limits(), on_device
         self._fixed_gains = self.gains(1.0)  # For calibrations that do not look at the clip.
-        self._open: Callable[..., Blocks] = BlockReader if children is None else children.open
-        variants = audio.variants
-        self._variants = None if variants is None else VariantMaker(variants, self._open)
+        self._open, variants = opened, audio.variants
+        self._variants = None if variants is None else VariantMaker(variants, opened)
 
     def open(self, item: Item, stream: BinaryIO | PairStream) -> list[Clip] | LongClip:
         """Decode a row: return a clip for each channel, or a long clip, which owns the stream of
@@ -390,13 +388,23 @@ class LongClip:
         try:
             if self.preparer.calibration.needs_whole_clip:
                 self._measure()
-            resamplers = [self._resamplers(rows) for _, rows in self._clips]
+            rates = {target.fs_hz for target in self.preparer.targets}
+            from_hz, quality = self._reader.rate_hz, self.preparer.resampler
+            channels = self._reader.channel_ids
+            streams = {hz: [ResampleStream(from_hz, hz, quality) for _ in channels] for hz in rates}
             for block in chain(self._undelivered(), [None]):
+                by_rate = {}
+                with doing("resample"):
+                    for hz, of_ears in streams.items():
+                        if block is None:  # the end of the clip
+                            made = [stream.finish() for stream in of_ears]
+                        else:
+                            pairs = zip(of_ears, block, strict=True)
+                            made = [stream.push(ear) for stream, ear in pairs]
+                        by_rate[hz] = np.stack(made)
                 yield [
-                    self._piece(streams, None if block is None else block[rows], gains)
-                    for streams, (_, rows), gains in zip(
-                        resamplers, self._clips, self._gains, strict=True
-                    )
+                    self.preparer.ready({hz: ears[rows] for hz, ears in by_rate.items()}, gains)
+                    for (_, rows), gains in zip(self._clips, self._gains, strict=True)
                 ]
         finally:
             self.close()
@@ -422,28 +430,3 @@ class LongClip:
         self._reader.close()
         self._reader = self.preparer.read(self.item, self.stream)
         self._remaining = iter(self._reader)
-
-    def _resamplers(self, rows: slice) -> dict[float, list[ResampleStream]]:
-        rates = {target.fs_hz for target in self.preparer.targets}
-        from_hz, ears = self._reader.rate_hz, range(rows.start, rows.stop)
-        return {
-            rate: [ResampleStream(from_hz, rate, self.preparer.resampler) for _ in ears]
-            for rate in rates
-        }
-
-    def _piece(
-        self,
-        streams: dict[float, list[ResampleStream]],
-        ears: Signal | None,
-        gains: tuple[float, ...],
-    ) -> tuple[Signal, ...]:
-        """Return the signals of the next samples; None for the samples means their end."""
-        by_rate = {}
-        with doing("resample"):
-            for rate, of_ears in streams.items():
-                if ears is None:
-                    made = [stream.finish() for stream in of_ears]
-                else:
-                    made = [stream.push(ear) for stream, ear in zip(of_ears, ears, strict=True)]
-                by_rate[rate] = np.stack(made)
-        return self.preparer.ready(by_rate, gains)

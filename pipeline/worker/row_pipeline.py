@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from earmill.pipeline.audio.decode import BlockReader
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.audio.resample import ON_DEVICES
 from earmill.pipeline.common.errors import RowError, TooLongError, TooShortError
@@ -120,10 +121,11 @@ class RowProcessor:
         # Both recordings of a pair are resampled here, because their lengths are compared.
         is_plain = self._references is None
         on_device = gpu is not None and spec.audio.resampler == ON_DEVICES and is_plain
-        self._children = DecoderPool() if spec.run.decode_in_child else None
+        self._children = DecoderPool()
+        opened = self._children.open if spec.run.decode_in_child else BlockReader
         names = [entry.model for entry in spec.extract]
         warm_s = warm_up_s(spec.audio.spans, self._extractors, names)
-        self._preparer = Preparer(spec.audio, targets, long_s, on_device, self._children, warm_s)
+        self._preparer = Preparer(spec.audio, targets, long_s, on_device, opened, warm_s)
         self._infos = infos
         self._decode_threads = decode_threads
         self._pool = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
@@ -224,8 +226,7 @@ class RowProcessor:
         self.extraction.close()
         for pool in (self._feeders, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
-        if self._children is not None:
-            self._children.close()
+        self._children.close()
 
     def _prepared(
         self, fetched: Iterator[FetchedRow], memory_share: float, stages: StageTimes

@@ -94,8 +94,7 @@ class ShardRunner:
         self._layout = Layout.open(job.spec.output.uri, job.spec.output.storage_options)
         # Tables are as large as features, so no more shards are written at a time than cores allow.
         self._writers = threading.Semaphore(max(CONCURRENT_SHARDS, job.threads))
-        self._in_flight: dict[str, float] = {}
-        self._lock = threading.Lock()
+        self._in_flight: dict[str, float] = {}  # An attempt's entry is its thread's alone.
         self._cpu, self._cpu_before_s = CpuSeconds(), 0.0
 
     def warm_up(self) -> WorkerInfo:
@@ -114,8 +113,7 @@ class ShardRunner:
                 with self._writers:
                     won = self._publish(order, again.generation, rows, process_s, stages)
             finally:
-                with self._lock:
-                    self._in_flight.pop(order.attempt, None)
+                self._in_flight.pop(order.attempt, None)
             bad = rows.bad[:MOST_ROWS_TOLD]
             return ShardNotes(order.attempt, won, stages.stretches(), bad)
 
@@ -134,8 +132,7 @@ class ShardRunner:
 
     def seconds_in_flight(self) -> float:
         """Audio seconds through the models in shards that are not published yet."""
-        with self._lock:
-            return sum(self._in_flight.values())
+        return sum(self._in_flight.copy().values())
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds of the process since it was warm, by part; the rest is `other`."""
@@ -196,8 +193,7 @@ class ShardRunner:
         self, order: ShardOrder, keep: Sequence[QuarantineRow], stages: StageTimes
     ) -> ShardRows:
         def count(seconds: float) -> None:
-            with self._lock:
-                self._in_flight[order.attempt] = self._in_flight.get(order.attempt, 0.0) + seconds
+            self._in_flight[order.attempt] = self._in_flight.get(order.attempt, 0.0) + seconds
 
         planned = {item.row_id for item in order.shard.items}
         # A channel alone cannot stay behind: its row is processed whole.

@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -260,12 +261,9 @@ def answered(
     decoder_process.send(theirs, opened)
     decoder_process.send(theirs, then, payload)
     request = {"uri": "x", "cpu_s": 1.0}
-    children = DecoderPool()
-    with theirs, ChildReader(children, child, stream or io.BytesIO(b"x"), request) as reader:
-        try:
-            list(reader)
-        finally:
-            children.close()
+    data = stream or io.BytesIO(b"x")
+    with ours, theirs, ChildReader(deque(), child, data, request) as reader:
+        list(reader)
 
 
 class _Stand:

@@ -20,8 +20,8 @@ from earmill.pipeline.driver.placement import Placement
 from earmill.pipeline.driver.scheduler import Scheduler
 from earmill.pipeline.driver.shard_ledger import ShardLedger
 from earmill.pipeline.driver.worker_pool import DEAD, READY, WorkerPool
-from earmill.pipeline.worker import device
-from earmill.pipeline.worker.device import Gpu, check_gpu, choose_gpu, device_errors, find_gpu
+from earmill.pipeline.worker import device, models
+from earmill.pipeline.worker.device import Gpu, check_gpu, device_errors, find_gpu
 from earmill.pipeline.worker.launches import DeviceFull
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS, Outcome, ShardOrder, WorkerInfo
 from earmill.pipeline.worker.worker_process import ShardWorker
@@ -40,20 +40,32 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "why_no_gpu", lambda: REASON)
 
 
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], models.WarmModels]:
+    """Warm up a job without models, on the wanted device."""
+    job: Any = None
+    monkeypatch.setattr(models, "build_extractors", lambda *arguments: [])
+    return lambda wanted: models.warm_models(job, 1, wanted)
+
+
+Warm = Callable[[str], models.WarmModels]
+
+
 @pytest.mark.usefixtures("no_gpu")
-def test_cuda_without_a_gpu_says_why_and_auto_goes_to_the_cpu() -> None:
-    for ask in (check_gpu, find_gpu, lambda: choose_gpu("cuda")):
+def test_cuda_without_a_gpu_says_why_and_auto_goes_to_the_cpu(warm: Warm) -> None:
+    for ask in (check_gpu, find_gpu, lambda: warm("cuda")):
         with pytest.raises(DeviceError) as caught:
             ask()
         assert str(caught.value) == (
             f"run.device: expected a GPU that works, got none: {REASON}; or set run.device to auto "
             "or cpu"
         )
-    assert choose_gpu("auto") == (None, f"the models run on CPU: {REASON}")
-    assert choose_gpu("cpu") == (None, "")
+    assert warm("auto").gpu is None
+    assert warm("auto").note == f"the models run on CPU: {REASON}"
+    assert (warm("cpu").gpu, warm("cpu").note) == (None, "")
 
 
-def test_a_gpu_that_is_too_old_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_too_old_is_none(monkeypatch: pytest.MonkeyPatch, warm: Warm) -> None:
     from amtcore.kernels.gpu import device as available
 
     def find_device(device: object) -> None:
@@ -63,8 +75,8 @@ def test_a_gpu_that_is_too_old_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "why_no_gpu", lambda: "")
     monkeypatch.setattr(available, "find_device", find_device)
     with pytest.raises(DeviceError, match=r"got none: cuda:0 is a Tesla V100"):
-        choose_gpu("cuda")
-    assert choose_gpu("auto")[1] == (
+        warm("cuda")
+    assert warm("auto").note == (
         "the models run on CPU: cuda:0 is a Tesla V100 of compute capability 7.0"
     )
 

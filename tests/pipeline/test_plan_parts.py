@@ -109,7 +109,7 @@ def test_what_travels_to_a_worker_has_no_rows(plan: Plan, tmp_path: Path) -> Non
     parts_module._items.cache_clear()
     received = pickle.loads(sent).shard
     assert received == plan.shards[2] and received.items == before
-    assert str(tmp_path) in received.place.part.home.store.root  # and not this process's folder
+    assert str(tmp_path) in received.part.home.store.root  # and not this process's folder
 
 
 def test_typed_columns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
