@@ -47,8 +47,7 @@ Device = Annotated[
     typer.Option(help="Where the models run. Same as --set run.device=..."),
 ]
 Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Show no progress: only the result, and errors."),
+    bool, typer.Option("--quiet", "-q", help="Show no progress: only the result, and errors.")
 ]
 LOG_FORMAT = "--log-format"
 LogFormat = Annotated[

@@ -17,8 +17,7 @@ from earmill.pipeline.storage.retrying import is_store_error, store_errors
 def plot(
     uri: options.DatasetUri,
     row: Annotated[
-        str | None,
-        typer.Option("--row", metavar="ID", help="Row id; the first row when left out."),
+        str | None, typer.Option("--row", metavar="ID", help="Row id; the first row when left out.")
     ] = None,
     out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("row.png"),
     start: Annotated[float, typer.Option(metavar="S", help="Start of the time shown.")] = 0.0,

@@ -43,8 +43,7 @@ def watch(
         bool, typer.Option("--wait", help="Wait for a job to begin if there is none yet.")
     ] = False,
     every: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=0.1, help="Seconds between looks, at least."),
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds between looks, at least.")
     ] = 5.0,
     page: Annotated[
         str | None,

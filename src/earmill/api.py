@@ -124,11 +124,7 @@ def extract(
 
 @needed_modules("earmill.plan")
 def plan(
-    spec: Spec,
-    *,
-    overrides: Iterable[str] = (),
-    sample: int = 0,
-    seed: int | None = None,
+    spec: Spec, *, overrides: Iterable[str] = (), sample: int = 0, seed: int | None = None
 ) -> JobCost:
     """Estimate a job, as `earmill plan` does; nothing is written to its output.
 
@@ -402,11 +398,7 @@ def gc(
     """
     with _opened_layout(uri, storage_options) as layout:
         return collect_garbage(
-            layout,
-            keep=keep,
-            older_than=older_than,
-            grace_s=grace.total_seconds(),
-            dry_run=dry_run,
+            layout, keep=keep, older_than=older_than, grace_s=grace.total_seconds(), dry_run=dry_run
         )
 
 
