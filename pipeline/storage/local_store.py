@@ -85,17 +85,15 @@ class LocalBackend(Backend):
         path = os.path.abspath(path)
         temporary = _written_beside(path, data)
         try:
-            os.link(temporary, path)
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                # Without hard links a crash can leave half a JSON, which readers refuse.
+                _write_new(path, data)
         except FileExistsError:
             return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            # Without hard links a crash can leave half a JSON, which readers refuse.
-            try:
-                _write_new(path, data)
-            except FileExistsError:
-                return False
         finally:
             os.unlink(temporary)
         sync_folder(os.path.dirname(path))
