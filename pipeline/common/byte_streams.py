@@ -1,6 +1,6 @@
 """Read-only binary streams: regular files alone (a pipe or device may never end), the base class of
-seekable ones, their sha256. Opening alone can change a device, so the kind of a file is asked
-before it, and again afterwards, because the name can be given to another file in between."""
+seekable ones, byte ranges, the sha256. Opening alone can change a device, so the kind of a file is
+asked before it, and again afterwards, because the name can be given to another file in between."""
 
 from __future__ import annotations
 
@@ -8,9 +8,32 @@ import hashlib
 import io
 import os
 import stat
-from typing import Any, BinaryIO
+from collections.abc import Iterable
+from typing import Any, BinaryIO, NamedTuple
 
 from earmill.pipeline.common.errors import NotRegularError
+
+
+class Range(NamedTuple):
+    """Bytes [start, end) of a file."""
+
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
+def joined_ranges(ranges: Iterable[tuple[int, int]], gap_bytes: int = 0) -> list[Range]:
+    """Return the fewest ranges with these bytes, in order; gaps up to `gap_bytes` are filled."""
+    found: list[Range] = []
+    for start, end in sorted(ranges):
+        if found and start - found[-1].end <= gap_bytes:
+            found[-1] = Range(found[-1].start, max(found[-1].end, end))
+        else:
+            found.append(Range(start, end))
+    return found
 
 
 class SeekableFile(io.RawIOBase):

@@ -26,13 +26,15 @@ import pyarrow.parquet as pq
 from datasets.table import cast_array_to_feature
 from fsspec.implementations.local import LocalFileSystem
 
+from earmill.pipeline.common.byte_streams import Range, joined_ranges
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.sources import base, fetch
 from earmill.pipeline.sources.audio_cells import NOTHING, RATE_NAMES, AudioCell, check_audio_type
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.durations import ByteRate
-from earmill.pipeline.sources.fetch import Blob, Range, SparseFile
+from earmill.pipeline.sources.fetch import Blob, SparseFile
 from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
+from earmill.pipeline.storage.documents import chunk_range
 
 MAGIC = b"PAR1"
 END_BYTES = 8
@@ -103,12 +105,11 @@ class ParquetTable:
 
     def ranges(self, group: Group, columns: Sequence[str]) -> list[Range]:
         """Return the ranges of columns (or of leaves, by path) of a row group."""
-        found = [
+        return joined_ranges(
             chunk_range(self.metadata.row_group(group.number).column(number))
             for column in columns
             for number in self.leaves(column).values()
-        ]
-        return fetch.merged(found)
+        )
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         """Read some columns of a row group at once."""
@@ -159,13 +160,6 @@ def read_footer(fs: Any, path: str) -> ParquetTable:
     except (OSError, pa.ArrowException) as error:
         raise SourceError(f"{path}: its footer cannot be read: {error}") from error
     return ParquetTable(fs, path, size, stat, metadata)
-
-
-def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
-    """Return the range of a column chunk with its dictionary."""
-    starts = (chunk.data_page_offset, chunk.dictionary_page_offset)
-    start = min(each for each in starts if each is not None)
-    return Range(start, start + chunk.total_compressed_size)
 
 
 @dataclass(frozen=True)
