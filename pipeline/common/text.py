@@ -141,7 +141,7 @@ class Shown(ABC):
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
 
-def few(lines: Sequence[str]) -> str:
-    """Return the first `FEW` lines, and the number of further lines."""
-    more = f" and {len(lines) - FEW:,} more" if len(lines) > FEW else ""
-    return "; ".join(lines[:FEW]) + more
+def few(texts: Sequence[str], most: int = FEW, separator: str = "; ") -> str:
+    """Return the first `most` texts, and the number of further texts."""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more
