@@ -137,10 +137,9 @@ def require_dataset(layout: Layout) -> DatasetFile:
 
 def read_description(layout: Layout, rel: str) -> DatasetFile | None:
     with store_errors(layout.url()):
-        try:
-            content = layout.read_bytes(rel)
-        except FileNotFoundError:
-            return None
+        content = layout.read_if_there(rel)
+    if content is None:
+        return None
     try:
         return DatasetFile.from_json(content)
     except OutputError as err:
