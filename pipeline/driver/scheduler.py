@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.monitoring import DRIVER, IDLE, in_order
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.driver.shard_ledger import Assignment, Result, ShardLedger
 from earmill.pipeline.driver.worker_pool import (
     DEAD,
@@ -122,14 +121,14 @@ class Scheduler:
         deadlines: Deadlines | None = None,
         sink: events.Sink = events.ignore,
         observe: events.Sink = events.ignore,
-        stop: StopRequest | None = None,
+        stop: events.StopRequest | None = None,
         on_tick: Callable[[], None] = lambda: None,
         drain_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._pool, self._sink, self._observe = ledger, pool, sink, observe
         self._deadlines = deadlines or Deadlines()
-        self._stop, self._drain_s, self._clock = stop or StopRequest(), drain_s, clock
+        self._stop, self._drain_s, self._clock = stop or events.StopRequest(), drain_s, clock
         self._on_tick = on_tick
         self._started = self._last_status = self._last_check = clock()
         self._next_asked, self._heard = 0, False

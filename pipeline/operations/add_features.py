@@ -24,7 +24,6 @@ from earmill.pipeline.dataset.snapshot import (
     require_current,
 )
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.operations.open_job import compare, stored_dataset
 from earmill.pipeline.operations.retry import damaged
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
@@ -44,7 +43,7 @@ def add_features(
     storage_options: Mapping[str, Any] | None = None,
     overrides: Iterable[str] = (),
     sink: events.Sink = events.ignore,
-    stop: StopRequest | None = None,
+    stop: events.StopRequest | None = None,
     repair: bool = False,
 ) -> events.JobFinished:
     """Compute other models' streams for the rows of a dataset that lack them. `job` has `extract`,
