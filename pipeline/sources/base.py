@@ -291,7 +291,7 @@ def retry_read(
     work: Callable[[], T], worth_it: Callable[[Exception], bool] = lambda error: not is_final(error)
 ) -> T:
     """Return the value of `work`, which reads an object while the reader of rows waits."""
-    with waits:
+    with waits.waiting():
         return FETCH_RETRIES.run(work, worth_it)
 
 

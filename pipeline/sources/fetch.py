@@ -455,7 +455,7 @@ class _Task:
     def result(self) -> Blob | RowError:
         """Wait for the object; SourceOutage if a read stalls."""
         limit_s = STALL_S + self.nbytes / SLOWEST_BYTES_PER_S
-        with base.waits:
+        with base.waits.waiting():
             while True:
                 left_s = self.moved + limit_s - time.monotonic()
                 if wait_for([self.future], timeout=max(0.0, left_s)).done:

@@ -97,7 +97,7 @@ class VariantMaker:
 
     def _read(self, uri: str, sha256: str, channels: Channels) -> Recording:
         """Return a recording; RowError if its bytes are not the planned bytes."""
-        with waits:
+        with waits.waiting():
             blob = load_blob(Item(row_id=uri, uri=uri), lambda uri: {})
         if isinstance(blob, errors.AbsentError):
             # No row is at fault: all were planned with this file.

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from earmill.pipeline.storage.documents import chunk_range
+from earmill.pipeline.sources.hf_parquet import chunk_range
 from tests.pipeline.audio_factory import clip
 from tests.pipeline.counting_store import Store
 

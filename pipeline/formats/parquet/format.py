@@ -73,7 +73,7 @@ from earmill.pipeline.formats.row_table import PAGES, row_table, scalar_options
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import in_values, layout_of
 from earmill.pipeline.formats.values import join
-from earmill.pipeline.storage.documents import chunk_range, typed_json
+from earmill.pipeline.storage.documents import typed_json
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
@@ -527,7 +527,7 @@ class ParquetShard(BlockReader):
         """Fetch the wanted columns of row groups."""
         every = (self._range_of(name, g) for g, names in columns.items() for name in names)
         ranges = joined_ranges(every, self._gap_bytes)
-        return [(one.start, self._stored.read(one.start, one.nbytes)) for one in ranges]
+        return [(start, self._stored.read(start, end - start)) for start, end in ranges]
 
     def _decoded(
         self, held: Sequence[Held], group: int, columns: Sequence[str]
@@ -565,7 +565,9 @@ class ParquetShard(BlockReader):
     def _range_of(self, column: str, group: int) -> Range:
         if (column, group) not in self._ranges:
             found = self._footer.row_group(group).column(self._numbers[column])
-            self._ranges[column, group] = chunk_range(found)
+            starts = (found.dictionary_page_offset, found.data_page_offset)
+            start = min(start for start in starts if start is not None)
+            self._ranges[column, group] = Range(start, start + found.total_compressed_size)
         return self._ranges[column, group]
 
 
