@@ -1,6 +1,6 @@
 """Read-only binary streams: regular files alone (a pipe or device may never end), the base class of
 seekable ones, byte ranges, the sha256. Opening alone can change a device, so the kind of a file is
-asked before it, and again afterwards, because the name can be given to another file in between."""
+asked before. It is asked again afterwards: the name can be given to another file in between."""
 
 from __future__ import annotations
 

@@ -137,9 +137,10 @@ def require_dataset(layout: Layout) -> DatasetFile:
 
 def read_description(layout: Layout, rel: str) -> DatasetFile | None:
     with store_errors(layout.url()):
-        content = layout.read_if_there(rel)
-    if content is None:
-        return None
+        try:
+            content = layout.read_bytes(rel)
+        except FileNotFoundError:
+            return None
     try:
         return DatasetFile.from_json(content)
     except OutputError as err:
