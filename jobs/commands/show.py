@@ -31,9 +31,8 @@ def plot(
     from earmill.pipeline.reader.open import open_features
 
     check_local(out)
-    store_options = options.parse_storage_options(storage_options)
     with store_errors(uri):
-        features = open_features(uri, storage_options=store_options)
+        features = open_features(uri, storage_options=storage_options)
         try:
             position = 0 if row is None else features.index_of(row)
             shown = features.slice(position, start, stop)
@@ -80,7 +79,7 @@ def report(
         uri,
         out,
         options=Options(rows, examples, tuple(row or ()), seconds, audio),
-        storage_options=options.parse_storage_options(storage_options),
+        storage_options=storage_options or {},
         job=None if job is None else JobSpec.load(job),
         on_begin=teller(quiet=quiet),
     )
