@@ -70,8 +70,7 @@ class Spilled:
 
     def __init__(self, dtype: npt.DTypeLike, width: int, folder: str | None = None) -> None:
         self.dtype, self._width, self._length = np.dtype(dtype), width, 0
-        there = folder is not None and os.path.isdir(folder)
-        self._folder = folder if there else tempfile.gettempdir()
+        self._folder = folder if folder and os.path.isdir(folder) else tempfile.gettempdir()
         try:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
         except OSError as error:

@@ -212,8 +212,7 @@ class Layout:
 
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             # After an error, `map` cancels the uploads that have not begun.
-            for _ in pool.map(upload, files_below(local)):
-                pass
+            list(pool.map(upload, files_below(local)))
 
     @store_call("written", None)
     def settle(self, names: Sequence[str]) -> None:

@@ -165,15 +165,14 @@ def make_folder(path: str) -> None:
 
 def _write_new(path: str, data: bytes) -> None:
     """Create `path` with O_EXCL and make it durable; on failure leave nothing behind."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with open(path, "xb") as file:
+        try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:
-        os.unlink(path)
-        raise
+        except BaseException:
+            os.unlink(path)
+            raise
 
 
 def _written_beside(path: str, data: bytes) -> str:
