@@ -9,30 +9,21 @@ import io
 import os
 import stat
 from collections.abc import Iterable
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from earmill.pipeline.common.errors import NotRegularError
 
-
-class Range(NamedTuple):
-    """Bytes [start, end) of a file."""
-
-    start: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.end - self.start
+Range = tuple[int, int]  # First byte of a range in a file, and the byte after the last.
 
 
-def joined_ranges(ranges: Iterable[tuple[int, int]], gap_bytes: int = 0) -> list[Range]:
+def joined_ranges(ranges: Iterable[Range], gap_bytes: int = 0) -> list[Range]:
     """Return the fewest ranges with these bytes, in order; gaps up to `gap_bytes` are filled."""
     found: list[Range] = []
     for start, end in sorted(ranges):
-        if found and start - found[-1].end <= gap_bytes:
-            found[-1] = Range(found[-1].start, max(found[-1].end, end))
-        else:
-            found.append(Range(start, end))
+        if found and start - found[-1][1] <= gap_bytes:
+            start, before = found.pop()
+            end = max(before, end)
+        found.append((start, end))
     return found
 
 

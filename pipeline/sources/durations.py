@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 from earmill.pipeline.audio import decoders
 from earmill.pipeline.audio.containers import probe
-from earmill.pipeline.common.byte_streams import Range, open_regular
+from earmill.pipeline.common.byte_streams import open_regular
 from earmill.pipeline.common.errors import NotRegularError
-from earmill.pipeline.sources.fetch import SparseFile
+from earmill.pipeline.sources.fetch import Range, SparseFile
 
 # Bytes of one second: 16 kHz mono for wav (16 bit) and flac, usual speech bit rates for others.
 BYTES_PER_SECOND = {"wav": 32000, "flac": 18000, "mp3": 8000, "ogg": 8000, "opus": 4000}

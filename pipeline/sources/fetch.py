@@ -32,13 +32,13 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from posixpath import splitext
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.byte_streams import Range, SeekableFile, open_regular, sha256_of
+from earmill.pipeline.common.byte_streams import SeekableFile, open_regular, sha256_of
 from earmill.pipeline.common.errors import RowError, SourceOutage, UnreadableError
 from earmill.pipeline.common.machine import Threads
 from earmill.pipeline.common.monitoring import carried
@@ -65,6 +65,17 @@ NEAR_BYTES, LONG_BLOCK_BYTES = 32 << 10, 1 << 20
 SEEKABLE = frozenset(
     ".aif .aifc .aiff .au .bw64 .bwf .caf .flac .nist .rf64 .snd .sph .w64 .wav .wave".split()
 )
+
+
+class Range(NamedTuple):
+    """Bytes [start, end) of a file."""
+
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
 
 
 def read_range(fs: Any, path: str, wanted: Range) -> bytes:

@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 from datasets.table import cast_array_to_feature
 from fsspec.implementations.local import LocalFileSystem
 
-from earmill.pipeline.common.byte_streams import Range, joined_ranges
+from earmill.pipeline.common.byte_streams import joined_ranges
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.sources import base, fetch
 from earmill.pipeline.sources.audio_cells import NOTHING, RATE_NAMES, AudioCell, check_audio_type
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.durations import ByteRate
-from earmill.pipeline.sources.fetch import Blob, SparseFile
+from earmill.pipeline.sources.fetch import Blob, Range, SparseFile
 from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 
 MAGIC = b"PAR1"
@@ -104,11 +104,12 @@ class ParquetTable:
 
     def ranges(self, group: Group, columns: Sequence[str]) -> list[Range]:
         """Return the ranges of columns (or of leaves, by path) of a row group."""
-        return joined_ranges(
+        found = joined_ranges(
             chunk_range(self.metadata.row_group(group.number).column(number))
             for column in columns
             for number in self.leaves(column).values()
         )
+        return [*map(Range._make, found)]
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         """Read some columns of a row group at once."""

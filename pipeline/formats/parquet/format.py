@@ -567,7 +567,7 @@ class ParquetShard(BlockReader):
             found = self._footer.row_group(group).column(self._numbers[column])
             starts = (found.dictionary_page_offset, found.data_page_offset)
             start = min(start for start in starts if start is not None)
-            self._ranges[column, group] = Range(start, start + found.total_compressed_size)
+            self._ranges[column, group] = start, start + found.total_compressed_size
         return self._ranges[column, group]
 
 
