@@ -305,6 +305,8 @@ class Run:
             if plan is None or (stored is not None and stored != self.stored):
                 plan = self._make_plan(stored)
             job = self._open_output(plan, stored, opens, beside=lock is None)
+            if self.stored is None and lock is not None:
+                opens.check(layout)
         return replace(job, lease=member if sharing.joins else lock)
 
     def _open_output(

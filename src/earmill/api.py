@@ -26,8 +26,7 @@ from earmill.pipeline.dataset.snapshot import diff as compare
 from earmill.pipeline.dataset.snapshot import log as read_log
 from earmill.pipeline.dataset.verify import Report
 from earmill.pipeline.dataset.verify import verify as check_dataset
-from earmill.pipeline.driver import events
-from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
+from earmill.pipeline.driver.events import Event, JobFinished, StopRequest, ignore
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.retrying import store_errors
@@ -523,4 +522,4 @@ def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
         with closing(notebook_reporter() or make_reporter()) as reporter:
             yield logged(reporter)
     else:
-        yield logged(events.ignore)
+        yield logged(ignore)
