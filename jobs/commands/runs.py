@@ -223,6 +223,7 @@ def retry(
             metavar="GLOB", help="Only rows whose uri matches `*/2019/*`. All three: repeatable."
         ),
     ] = None,
+    where: Annotated[str | None, typer.Option(hidden=True)] = None,
     set_: options.Overrides = None,
     job: options.JobOfDataset = None,
     workers: options.Workers = None,
@@ -242,6 +243,10 @@ def retry(
     # come out unchanged, else its old commit stays. Bad rows that do not match stay in quarantine.
     # A row whose file has changed is planned again, as by `extract --update`; other changes of the
     # source are not read. The new commits count once the new index is written.
+    if where is not None:
+        raise typer.BadParameter(
+            "--where is gone: use --error CLASS, --stage STAGE and --uri GLOB, each repeatable"
+        )
     from earmill.pipeline.operations.retry import RowFilter, find_retry
     from earmill.pipeline.operations.run_job import run_job
     from earmill.pipeline.operations.update import start_retry
