@@ -68,10 +68,8 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
             try:
                 if self.is_local:
                     return method(self, *args, **kwargs)
-                policy, is_known = RETRIES if in_a_job() else BRIEF, self.backend in _answered
-                found = policy.run(
-                    lambda: method(self, *args, **kwargs), worth_it, is_known=is_known
-                )
+                policy, known = RETRIES if in_a_job() else BRIEF, self.backend in _answered
+                found = policy.run(lambda: method(self, *args, **kwargs), worth_it, is_known=known)
                 _answered.add(self.backend)
                 return found
             except Exception as error:
