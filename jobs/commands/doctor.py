@@ -31,7 +31,6 @@ def doctor(
     from earmill.jobs import doctor as machine
     from earmill.jobs.doctor import Check, State
 
-    store_options = options.parse_storage_options(storage_options)
     checks: list[Check] = []
 
     def all_checks() -> Iterator[Check]:
@@ -46,7 +45,7 @@ def doctor(
         if has_models and not quick:
             yield from machine.speed_checks(gpu=machine.gpu_answers(checks))
         if uri is not None:
-            yield machine.storage_check(uri, store_options)
+            yield machine.storage_check(uri, storage_options or {})
 
     out = console(soft_wrap=True)
     colors = {State.OK: "green", State.NO: "yellow", State.FAILED: "bold red"}

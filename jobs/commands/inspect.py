@@ -54,7 +54,7 @@ def inspect(
             raise typer.BadParameter("expected --quarantine or limits of columns, got both")
         limits = [(*_limit("--where-min", text), False) for text in where_min or ()]
         limits += [(*_limit("--where-max", text), True) for text in where_max or ()]
-        _print_chosen(uri, limits, options.parse_storage_options(storage_options), as_json=as_json)
+        _print_chosen(uri, limits, storage_options, as_json=as_json)
         return
     with options.open_output(uri, storage_options) as layout:
         dataset, records = require_dataset(layout), list(commits(layout).values())
@@ -85,7 +85,7 @@ def _limit(option: str, text: str) -> tuple[str, float]:
 def _print_chosen(
     uri: str,
     limits: Sequence[tuple[str, float, bool]],
-    storage_options: dict[str, Any],
+    storage_options: dict[str, Any] | None,
     *,
     as_json: bool,
 ) -> None:
@@ -224,7 +224,7 @@ def verify(
             from earmill.pipeline.operations.deep_verify import verify_deep
             from earmill.pipeline.operations.retry import stored_job
 
-            spec = stored_job(layout, uri, options.parse_storage_options(storage_options), job=job)
+            spec = stored_job(layout, uri, storage_options or {}, job=job)
             tell = teller(quiet=quiet or as_json)
             deep_report = verify_deep(layout, spec, deep, seed=seed, on_begin=tell)
     ok = report.ok and (deep_report is None or deep_report.ok)

@@ -92,8 +92,7 @@ def listed_models() -> list[dict[str, Any]]:
 def kernels(
     folder: Annotated[Path, typer.Argument(help="Output folder; name it in AMTCORE_KERNELS.")],
     job: Annotated[
-        str | None,
-        typer.Option(metavar="JOB.yaml", help="Compile the kernels of this job alone."),
+        str | None, typer.Option(metavar="JOB.yaml", help="Compile the kernels of this job alone.")
     ] = None,
     set_: options.Overrides = None,
     cpu: Annotated[

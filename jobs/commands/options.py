@@ -19,6 +19,18 @@ from earmill.pipeline.storage.retrying import store_errors
 if TYPE_CHECKING:
     from earmill.pipeline.storage.layout import Layout
 
+
+def parse_storage_options(text: str) -> dict[str, Any]:
+    """Parse `--storage-options`; anything but a JSON object is a usage error."""
+    try:
+        options = loads_json(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"expected JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise typer.BadParameter(f"expected a JSON object, got {type(options).__name__}")
+    return options
+
+
 JobFile = Annotated[
     str, typer.Argument(metavar="JOB.yaml", help="Job file: a local path or any fsspec URI.")
 ]
@@ -47,8 +59,7 @@ Device = Annotated[
     typer.Option(help="Where the models run. Same as --set run.device=..."),
 ]
 Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", help="Show no progress: only the result, and errors."),
+    bool, typer.Option("--quiet", "-q", help="Show no progress: only the result, and errors.")
 ]
 LOG_FORMAT = "--log-format"
 LogFormat = Annotated[
@@ -71,8 +82,12 @@ DatasetUri = Annotated[
     str, typer.Argument(metavar="URI", help="Output of a job: a folder or any fsspec URI.")
 ]
 StorageOptions = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help="fsspec storage options, e.g. '{\"anon\": true}'."),
+    dict[str, Any] | None,
+    typer.Option(
+        metavar="JSON",
+        parser=parse_storage_options,
+        help="fsspec storage options, e.g. '{\"anon\": true}'.",
+    ),
 ]
 JobOfDataset = Annotated[
     str | None,
@@ -96,27 +111,12 @@ def wants_log_lines(arguments: Sequence[str]) -> bool:
     return f"{LOG_FORMAT}=json" in arguments or (LOG_FORMAT, "json") in pairwise(arguments)
 
 
-def parse_storage_options(text: str | None) -> dict[str, Any]:
-    """Parse `--storage-options`; anything but a JSON object is a usage error."""
-    if text is None:
-        return {}
-    try:
-        options = loads_json(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--storage-options is not JSON: {error}") from error
-    if not isinstance(options, dict):
-        raise typer.BadParameter(
-            f"--storage-options: expected a JSON object, got {type(options).__name__}"
-        )
-    return options
-
-
 @contextmanager
-def open_output(uri: str, storage_options: str | None) -> Iterator[Layout]:
+def open_output(uri: str, storage_options: dict[str, Any] | None) -> Iterator[Layout]:
     """Open the output of a job; errors of its store become one line."""
     from earmill.pipeline.storage.layout import Layout
 
-    layout = Layout.open(uri, parse_storage_options(storage_options))
+    layout = Layout.open(uri, storage_options)
     with store_errors(layout.url()):
         yield layout
 

@@ -198,7 +198,7 @@ def add_features(
         end = add(
             uri,
             job,
-            storage_options=options.parse_storage_options(storage_options),
+            storage_options=storage_options,
             overrides=options.run_overrides(set_, **run, ray_address=ray_address),
             sink=sink,
             stop=stop,
@@ -252,10 +252,9 @@ def retry(
     from earmill.pipeline.operations.update import start_retry
 
     rows = RowFilter.of(error=error or (), stage=stage or (), uri=uri or ())
-    store_options = options.parse_storage_options(storage_options)
     run = {"workers": workers, "device": device, "log_format": log_format, "metrics": metrics}
     overrides = options.run_overrides(set_, **run, ray_address=ray_address)
-    spec = find_retry(dataset, store_options, rows=rows, job=job, overrides=overrides)
+    spec = find_retry(dataset, storage_options or {}, rows=rows, job=job, overrides=overrides)
     if spec is None:
         text = (
             "no quarantined row matches: nothing to try again; `inspect URI --quarantine` lists "

@@ -17,8 +17,7 @@ from earmill.pipeline.storage.retrying import is_store_error, store_errors
 def plot(
     uri: options.DatasetUri,
     row: Annotated[
-        str | None,
-        typer.Option("--row", metavar="ID", help="Row id; the first row when left out."),
+        str | None, typer.Option("--row", metavar="ID", help="Row id; the first row when left out.")
     ] = None,
     out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("row.png"),
     start: Annotated[float, typer.Option(metavar="S", help="Start of the time shown.")] = 0.0,
@@ -32,9 +31,8 @@ def plot(
     from earmill.pipeline.reader.open import open_features
 
     check_local(out)
-    store_options = options.parse_storage_options(storage_options)
     with store_errors(uri):
-        features = open_features(uri, storage_options=store_options)
+        features = open_features(uri, storage_options=storage_options)
         try:
             position = 0 if row is None else features.index_of(row)
             shown = features.slice(position, start, stop)
@@ -81,7 +79,7 @@ def report(
         uri,
         out,
         options=Options(rows, examples, tuple(row or ()), seconds, audio),
-        storage_options=options.parse_storage_options(storage_options),
+        storage_options=storage_options or {},
         job=None if job is None else JobSpec.load(job),
         on_begin=teller(quiet=quiet),
     )

@@ -43,8 +43,7 @@ def watch(
         bool, typer.Option("--wait", help="Wait for a job to begin if there is none yet.")
     ] = False,
     every: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", min=0.1, help="Seconds between looks, at least."),
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Seconds between looks, at least.")
     ] = 5.0,
     page: Annotated[
         str | None,
@@ -66,7 +65,7 @@ def watch(
 
     if page is not None and once:
         raise typer.BadParameter("--page goes on until Ctrl-C: leave --once out")
-    layout = Layout.open(uri, options.parse_storage_options(storage_options))
+    layout = Layout.open(uri, storage_options)
     job = JobWatch(layout)
     looks = _looks(layout, job, once=once, wait=wait, every=every, goes_on=page is not None)
     with ExitStack() as inside:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from earmill.jobs.console.terminal import ERROR, INFO, WARNING, print_facts
@@ -46,12 +47,8 @@ def short_totals(tally: RunTotals, width: int) -> str:
     if rate is not None:
         by_importance.append(f"{figure(rate)} x real time")
     by_importance += [f"{tally.rows_ok:,} rows ok", f"{audio(tally.audio_s)} audio"]
-    line = by_importance[0]
-    for part in by_importance[1:]:
-        if len(line) + len(part) + 2 > width:
-            break
-        line += f", {part}"
-    return line
+    lines = [*accumulate(by_importance, "{}, {}".format)]
+    return max((line for line in lines if len(line) <= width), key=len, default=lines[0])
 
 
 def news(event: events.Event) -> str | None:

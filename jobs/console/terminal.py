@@ -8,12 +8,11 @@ of its fields are part of the interface (docs/watching.md lists them, a test com
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 from earmill.jobs.console.process import OutputLost
 from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.redact import redact_text
-from earmill.pipeline.common.text import one_line, visible
+from earmill.pipeline.common.text import json_value, one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,17 +109,5 @@ def log_line(event: str, level: str, message: str, **fields: Any) -> str:
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     head = {"time": now, "level": level, "event": event, "message": one_line(message)}
     process = {"run": RUN_ID, "host": socket.gethostname(), "pid": os.getpid()}
-    return json.dumps(_clean({**head, **process, **fields}), allow_nan=False)
-
-
-def _clean(value: Any) -> Any:
-    """Return a plain value for JSON: texts without secrets, None for infinite numbers."""
-    if isinstance(value, str):
-        return redact_text(value)[:LONGEST_TEXT]
-    if isinstance(value, Mapping):
-        return {str(key): _clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    clean = json_value({**head, **process, **fields}, lambda text: redact_text(text)[:LONGEST_TEXT])
+    return json.dumps(clean, allow_nan=False)

@@ -126,7 +126,6 @@ def corpus(stored: Stored, facts: pa.Table) -> dict[str, Any]:
 
 def row_facts(stored: Stored) -> pa.Table:
     """Return row ids and provenance, from at most `MOST_TABLES` shards at even distances."""
-
     paths = [rows for facts, rows in stored.shards.values() if facts.rows_ok]
     with reading_pool(stored.layout, min(len(paths), MOST_TABLES)) as pool:
         read = partial(read_table, stored.layout, columns=FACTS.names)

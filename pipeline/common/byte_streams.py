@@ -1,6 +1,6 @@
 """Read-only binary streams: regular files alone (a pipe or device may never end), the base class of
-seekable ones, their sha256. Opening alone can change a device, so the kind of a file is asked
-before it, and again afterwards, because the name can be given to another file in between."""
+seekable ones, byte ranges, the sha256. Opening alone can change a device, so the kind of a file is
+asked before. It is asked again afterwards: the name can be given to another file in between."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ import hashlib
 import io
 import os
 import stat
+from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 from earmill.pipeline.common.errors import NotRegularError
+
+Range = tuple[int, int]  # First byte of a range in a file, and the byte after the last.
+
+
+def joined_ranges(ranges: Iterable[Range], gap_bytes: int = 0) -> list[Range]:
+    """Return the fewest ranges with these bytes, in order; gaps up to `gap_bytes` are filled."""
+    found: list[Range] = []
+    for start, end in sorted(ranges):
+        if found and start - found[-1][1] <= gap_bytes:
+            start, before = found.pop()
+            end = max(before, end)
+        found.append((start, end))
+    return found
 
 
 class SeekableFile(io.RawIOBase):

@@ -79,14 +79,18 @@ def classify(error: BaseException) -> ErrorKind:
             return ErrorKind.OUTAGE
         if status is not None:
             # 501 and 505 are permanent, but not a property of the object either.
-            is_outage = status >= 500 or status in OUTAGE_STATUS
-            return ErrorKind.OUTAGE if is_outage else ErrorKind.REFUSED
+            is_away = status >= 500 or status in OUTAGE_STATUS
+            return ErrorKind.OUTAGE if is_away else ErrorKind.REFUSED
     for kind in map(_by_class, chain(error)):
         if kind is not ErrorKind.UNKNOWN:
             return kind
     # Defects come last, because an outage can make a client fail in any way.
     is_defect = any(isinstance(each, DEFECT_CLASSES) for each in chain(error))
     return ErrorKind.DEFECT if is_defect else ErrorKind.UNKNOWN
+
+
+def is_outage(error: BaseException) -> bool:
+    return classify(error) is ErrorKind.OUTAGE
 
 
 def http_status(error: BaseException) -> int | None:

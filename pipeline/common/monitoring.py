@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
-from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
+from earmill.pipeline.common.errors import chain, http_status, is_outage
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -295,4 +295,4 @@ def cause_of(error: BaseException) -> str:
     if any("connect" in kind.lower() or "disconnect" in kind.lower() for kind in kinds):
         return "connection"
     is_system = any(isinstance(e, OSError) and e.errno is not None for e in chain(error))
-    return "machine" if is_system and classify(error) is ErrorKind.OUTAGE else "other"
+    return "machine" if is_system and is_outage(error) else "other"

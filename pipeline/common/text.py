@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import difflib
 import html
+import math
 import os
 import traceback
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from earmill.pipeline.common.redact import redact_text
 
@@ -117,6 +119,17 @@ def bytes_text(n: float) -> str:
     return f"{n:.1f} TB"
 
 
+def json_value(value: Any, of_text: Callable[[str], str] = lambda text: text) -> Any:
+    """Return a value for JSON: texts by `of_text`, and None for NaN and infinite numbers."""
+    if isinstance(value, str):
+        return of_text(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item, of_text) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item, of_text) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 FEW = 3
 
 
@@ -141,7 +154,7 @@ class Shown(ABC):
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
 
-def few(lines: Sequence[str]) -> str:
-    """Return the first `FEW` lines, and the number of further lines."""
-    more = f" and {len(lines) - FEW:,} more" if len(lines) > FEW else ""
-    return "; ".join(lines[:FEW]) + more
+def few(texts: Sequence[str], most: int = FEW, separator: str = "; ") -> str:
+    """Return the first `most` texts, and the number of further texts."""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more

@@ -26,10 +26,9 @@ def keep(kind: str, key: str, value: Any) -> None:
     with contextlib.suppress(OSError):
         path = _path(kind, key)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
             file.write(json.dumps(value))
-        os.replace(name, path)
+        os.replace(file.name, path)
 
 
 def _path(kind: str, key: str) -> Path:

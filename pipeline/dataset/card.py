@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from earmill.pipeline.common.text import one_line
+from earmill.pipeline.common.text import few, one_line
 from earmill.pipeline.dataset.commit_record import CommitRecord
 from earmill.pipeline.dataset.croissant import formats_of, has_bytes, parts_of, tabular
 from earmill.pipeline.dataset.description import DatasetFile
@@ -132,9 +132,8 @@ def _labels(dataset: DatasetFile) -> str:
         return ""
     shown = []
     for name, labels in dataset.extra_labels.items():
-        named = ", ".join(f"{k} {_code(label)}" for k, label in enumerate(labels[:NAMED_LABELS]))
-        more = f" and {len(labels) - NAMED_LABELS:,} more" if len(labels) > NAMED_LABELS else ""
-        shown.append(f"- {_code(f'extra_{name}')}: {named}{more}")
+        named = [f"{k} {_code(label)}" for k, label in enumerate(labels)]
+        shown.append(f"- {_code(f'extra_{name}')}: {few(named, NAMED_LABELS, ', ')}")
     note = "Columns of class numbers; `extra_labels` in `dataset.json` has all names, in order."
     return "## Classes\n\n" + note + "\n\n" + "\n".join(shown)
 

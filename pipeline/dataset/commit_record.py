@@ -22,6 +22,7 @@ from pydantic_core import to_json
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.common.machine import Threads
+from earmill.pipeline.common.text import few
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.format import Format, Promise, format_name, format_of
 from earmill.pipeline.formats.moments import StoredMoments
@@ -260,6 +261,4 @@ def row_problems(
 
 
 def some(names: Iterable[str]) -> str:
-    names = sorted(names)
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(repr(name) for name in names[:NAMED]) + more
+    return few([repr(name) for name in sorted(names)], NAMED, ", ")

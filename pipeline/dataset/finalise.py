@@ -79,8 +79,8 @@ def finalise(
     if an immutable file has changed since the last closing; OvertakenError if another command has
     taken the output over, or closed the dataset meanwhile.
     """
-    seen = read_if_there(layout, paths.CURRENT_FILE)
-    cards_seen = {name: read_if_there(layout, name) for name in (*CARDS, paths.PROVENANCE_FILE)}
+    seen = layout.read_if_there(paths.CURRENT_FILE)
+    cards_seen = {name: layout.read_if_there(name) for name in (*CARDS, paths.PROVENANCE_FILE)}
     dataset = require_dataset(layout)
     plan = read_row_ids(layout, dataset.plan_id)
     records = commits(layout)
@@ -113,7 +113,7 @@ def finalise(
     )
     made, named, history = _store_snapshot(layout, made, dataset, index, add or {}, fence)
     # Check before cards are overwritten, because they belong to the current snapshot.
-    if read_if_there(layout, paths.CURRENT_FILE) != seen:
+    if layout.read_if_there(paths.CURRENT_FILE) != seen:
         fence.check(layout)
         raise closed_by_another(layout)
     made_of = list(records.values())
@@ -142,12 +142,6 @@ def _as_json(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=1) + "\n").encode()
 
 
-def read_if_there(layout: Layout, name: str) -> bytes | None:
-    with suppress(FileNotFoundError):
-        return layout.read_bytes(name)
-    return None
-
-
 def replace_cards(
     layout: Layout, cards: Mapping[str, bytes], seen: Mapping[str, bytes | None], fence: Fence
 ) -> None:
@@ -157,7 +151,7 @@ def replace_cards(
         while not layout.replace_own(name, content, before):
             # Another command has the output now, or an overtaken one has just woken.
             fence.check(layout)
-            before = read_if_there(layout, name)
+            before = layout.read_if_there(name)
 
 
 def put_cards_back(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.monitoring import DRIVER, IDLE, in_order
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.driver.shard_ledger import Assignment, Result, ShardLedger
 from earmill.pipeline.driver.worker_pool import (
     DEAD,
@@ -42,21 +41,19 @@ class Deadlines:
 
     def __init__(self, fixed_s: float | None = None, row_s: float | None = None) -> None:
         self._fixed_s, self._row_s = fixed_s, row_s
-        self._wall_per_audio: list[float] = []
+        self._rates: list[float] = []  # Sorted.
+        self._wall_per_audio_s = WALL_PER_AUDIO_S
 
     def learn(self, wall_s: float, audio_s: float) -> None:
         if audio_s > 0:
-            # Kept sorted, because the median is asked for at every tick and for every worker.
-            insort(self._wall_per_audio, wall_s / audio_s)
+            insort(self._rates, wall_s / audio_s)
+        count = len(self._rates)
+        if count >= RATES_NEEDED:
+            middle = self._rates[(count - 1) // 2 : count // 2 + 1]
+            self._wall_per_audio_s = OVER_MEDIAN * sum(middle) / len(middle)
 
     def limit_s(self, audio_s: float) -> float:
-        if self._fixed_s is not None:
-            return self._fixed_s
-        per_audio_s = WALL_PER_AUDIO_S
-        rates = self._wall_per_audio
-        if len(rates) >= RATES_NEEDED:
-            per_audio_s = OVER_MEDIAN * (rates[(len(rates) - 1) // 2] + rates[len(rates) // 2]) / 2
-        return BASE_S + per_audio_s * audio_s
+        return BASE_S + self._wall_per_audio_s * audio_s if self._fixed_s is None else self._fixed_s
 
     def hung_s(self, audio_s: float, rows: int) -> float:
         hung_s = HUNG_FACTOR * self.limit_s(audio_s)
@@ -122,14 +119,14 @@ class Scheduler:
         deadlines: Deadlines | None = None,
         sink: events.Sink = events.ignore,
         observe: events.Sink = events.ignore,
-        stop: StopRequest | None = None,
+        stop: events.StopRequest | None = None,
         on_tick: Callable[[], None] = lambda: None,
         drain_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._pool, self._sink, self._observe = ledger, pool, sink, observe
         self._deadlines = deadlines or Deadlines()
-        self._stop, self._drain_s, self._clock = stop or StopRequest(), drain_s, clock
+        self._stop, self._drain_s, self._clock = stop or events.StopRequest(), drain_s, clock
         self._on_tick = on_tick
         self._started = self._last_status = self._last_check = clock()
         self._next_asked, self._heard = 0, False

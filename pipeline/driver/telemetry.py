@@ -54,7 +54,7 @@ def observed(run: RunSpec, sink: events.Sink) -> Iterator[tuple[events.Sink, eve
 class Collector:
     """Makes the metrics at each scrape; a label `process` tells text files of one machine apart."""
 
-    def __init__(self, figures: RunMetrics, process: str = "") -> None:
+    def __init__(self, figures: RunMetrics, process: str) -> None:
         from prometheus_client import core
 
         self._figures, self._core = figures, core
@@ -144,21 +144,22 @@ def exposed(figures: RunMetrics, where: str) -> Iterator[str]:
     """Show the metrics for the time of the block, and yield a sentence with the place. The place is
     HOST:PORT, or a text file, whose path may have `{pid}` and `{host}`."""
     with needed_modules("run.metrics"):
-        import prometheus_client  # noqa: F401
-    show = _text_file if where.endswith(TEXT_FILE) else _endpoint
-    with show(figures, where) as place:
+        from prometheus_client import CollectorRegistry
+    is_file = where.endswith(TEXT_FILE)
+    process = f"{socket.gethostname()}-{os.getpid()}" if is_file else ""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(figures, process))
+    with (_text_file if is_file else _endpoint)(registry, where) as place:
         yield f"metrics are {place}"
 
 
 @contextmanager
-def _endpoint(figures: RunMetrics, where: str) -> Iterator[str]:
+def _endpoint(registry: CollectorRegistry, where: str) -> Iterator[str]:
     from prometheus_client import start_http_server
 
     host, _, port = where.rpartition(":")
     try:
-        server, thread = start_http_server(
-            int(port), addr=host.strip("[]"), registry=_registry(figures)
-        )
+        server, thread = start_http_server(int(port), addr=host.strip("[]"), registry=registry)
     except (OSError, OverflowError) as error:
         raise OutputError(
             f"run.metrics: cannot listen at {where}: {getattr(error, 'strerror', None) or error}; "
@@ -173,12 +174,11 @@ def _endpoint(figures: RunMetrics, where: str) -> Iterator[str]:
 
 
 @contextmanager
-def _text_file(figures: RunMetrics, where: str) -> Iterator[str]:
+def _text_file(registry: CollectorRegistry, where: str) -> Iterator[str]:
     from prometheus_client import generate_latest
 
     # Each process of a machine writes a file of its own.
     path = where.replace("{pid}", str(os.getpid())).replace("{host}", socket.gethostname())
-    registry = _registry(figures, f"{socket.gethostname()}-{os.getpid()}")
     over = threading.Event()
 
     def write() -> None:
@@ -205,11 +205,3 @@ def _text_file(figures: RunMetrics, where: str) -> Iterator[str]:
         thread.join()
         with suppress(OSError):  # the last event of the run holds the totals, too
             write()
-
-
-def _registry(figures: RunMetrics, process: str = "") -> CollectorRegistry:
-    from prometheus_client.registry import CollectorRegistry
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector(figures, process))
-    return registry

@@ -75,10 +75,8 @@ def explain_damage(
     the file holds the committed bytes, and a program is at fault."""
     try:
         yield
-    except CommitError as err:
-        raise CommitError(f"{where}: {err}") from err
-    except MissingPackageError as err:
-        raise MissingPackageError(f"{where}: {err}") from err
+    except (CommitError, MissingPackageError) as err:
+        raise type(err)(f"{where}: {err}") from err
     except ImportError as err:
         raise missing_package(err, where) from err
     except MemoryError:

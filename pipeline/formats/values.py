@@ -70,8 +70,7 @@ class Spilled:
 
     def __init__(self, dtype: npt.DTypeLike, width: int, folder: str | None = None) -> None:
         self.dtype, self._width, self._length = np.dtype(dtype), width, 0
-        there = folder is not None and os.path.isdir(folder)
-        self._folder = folder if there else tempfile.gettempdir()
+        self._folder = folder if folder and os.path.isdir(folder) else tempfile.gettempdir()
         try:
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
         except OSError as error:
@@ -306,48 +305,39 @@ def stored_rows(n_frames: int) -> int:
 def quantised(frames: Frames) -> NDArray[np.int8]:
     """Encode finite frames (n, columns) in int8; the first frame begins a block."""
     frames = np.asarray(frames, np.float32)
-    rows = np.empty((stored_rows(len(frames)), frames.shape[1]), np.int8)
-    low_bits = np.uint32(2**HALF_BITS - 1)
-    for some, into in _equal_blocks(frames, BLOCK_FRAMES, rows, BLOCK_ROWS):
-        exact = np.abs(some).max(axis=1) / np.float32(LARGEST)
-        # Rounded up to bfloat16. Numbers from 0 on are in the order of their bits.
-        bits = (np.ascontiguousarray(exact).view(np.uint32) + low_bits) & ~low_bits
-        scale, upper = bits.view(np.float32), bits >> HALF_BITS
-        into[:, 0] = upper.astype(np.uint8).view(np.int8)
-        into[:, 1] = (upper >> 8).astype(np.uint8).view(np.int8)
-        # Zeros stay zeros whatever they are divided by.
-        into[:, SCALE_ROWS:] = np.rint(some / np.where(scale > 0, scale, 1)[:, None])
-    return rows
+    blocks, low_bits = _in_blocks(frames, BLOCK_FRAMES), np.uint32(2**HALF_BITS - 1)
+    rows = np.empty((len(blocks), BLOCK_ROWS, frames.shape[1]), np.int8)
+    exact = np.abs(blocks).max(axis=1) / np.float32(LARGEST)
+    # Rounded up to bfloat16. Numbers from 0 on are in the order of their bits.
+    bits = (np.ascontiguousarray(exact).view(np.uint32) + low_bits) & ~low_bits
+    scale, upper = bits.view(np.float32), bits >> HALF_BITS
+    rows[:, 0] = upper.astype(np.uint8).view(np.int8)
+    rows[:, 1] = (upper >> 8).astype(np.uint8).view(np.int8)
+    # Zeros stay zeros whatever they are divided by.
+    scaled = blocks / np.where(scale > 0, scale, 1)[:, None]
+    rows[:, SCALE_ROWS:] = np.rint(scaled, out=scaled)
+    return rows.reshape(-1, frames.shape[1])[: stored_rows(len(frames))]
 
 
 def dequantised(rows: Frames) -> Float32Frames:
     """Decode the frames of rows in int8 that begin with a block; a CommitError for bad scales."""
-    blocks = -(-len(rows) // BLOCK_ROWS)
-    frames = np.empty((max(0, len(rows) - SCALE_ROWS * blocks), rows.shape[1]), np.float32)
-    for some, into in _equal_blocks(rows, BLOCK_ROWS, frames, BLOCK_FRAMES):
-        low, high = (some[:, place].view(np.uint8).astype(np.uint32) for place in (0, 1))
-        scale = ((high << 8 | low) << HALF_BITS).view(np.float32)
-        if not np.isfinite(scale).all():
-            raise CommitError(
-                "expected finite scales of a block in int8, got others: the file is damaged or not "
-                "what was committed; run `earmill verify`"
-            )
-        np.multiply(some[:, SCALE_ROWS:], scale[:, None], out=into)
-    return frames
-
-
-def _equal_blocks(
-    whole: Frames, size: int, into: Frames, into_size: int
-) -> Iterator[tuple[Frames, Frames]]:
-    """Yield both as (block, row, column): first the full blocks, then a shorter last one."""
-    full, width = len(whole) // size, whole.shape[1]
-    if full:
-        yield (
-            whole[: full * size].reshape(full, size, width),
-            into[: full * into_size].reshape(full, into_size, width),
+    blocks = _in_blocks(rows, BLOCK_ROWS)
+    low, high = (blocks[:, place].view(np.uint8).astype(np.uint32) for place in (0, 1))
+    scale = ((high << 8 | low) << HALF_BITS).view(np.float32)
+    if not np.isfinite(scale).all():
+        raise CommitError(
+            "expected finite scales of a block in int8, got others: the file is damaged or not "
+            "what was committed; run `earmill verify`"
         )
-    if len(whole) > full * size:
-        yield whole[None, full * size :], into[None, full * into_size :]
+    frames: Float32Frames = blocks[:, SCALE_ROWS:] * scale[:, None]
+    return frames.reshape(-1, rows.shape[1])[: max(0, len(rows) - SCALE_ROWS * len(blocks))]
+
+
+def _in_blocks(rows: Frames, size: int) -> Frames:
+    """Return rows as (block, row, column); zeros fill the last block."""
+    if missing := -len(rows) % size:
+        rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), rows.dtype)])
+    return rows.reshape(-1, size, rows.shape[1])
 
 
 def read_frames(

@@ -26,6 +26,7 @@ import numpy as np
 from amtcore.features.stream_info import StreamInfo
 from earmill.pipeline.common.arrow_types import plain_json
 from earmill.pipeline.common.errors import CommitError
+from earmill.pipeline.common.text import json_value
 from earmill.pipeline.common.untrusted import MEMBER, loads_json, tar_members
 from earmill.pipeline.formats.block_cache import (
     BlockCache,
@@ -294,17 +295,8 @@ def _add(tar: tarfile.TarFile, name: str, content: Any, size: int) -> None:
 
 
 def _add_json(tar: tarfile.TarFile, name: str, value: Mapping[str, Any]) -> None:
-    content = json.dumps(_finite(value), default=plain_json, allow_nan=False).encode()
+    content = json.dumps(json_value(value), default=plain_json, allow_nan=False).encode()
     _add(tar, name, io.BytesIO(content), len(content))
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON cannot hold, by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _add_npy(

@@ -21,14 +21,7 @@ from huggingface_hub.utils import (
     validate_repo_id,
 )
 
-from earmill.pipeline.common.errors import (
-    ErrorKind,
-    HubError,
-    OutputError,
-    chain,
-    classify,
-    http_status,
-)
+from earmill.pipeline.common.errors import HubError, OutputError, chain, http_status, is_outage
 from earmill.pipeline.common.text import one_line
 from earmill.pipeline.formats.rows import OutFile
 
@@ -146,7 +139,7 @@ class HubRepo:
                         parent_commit=parent,
                     ).oid
             except Exception as error:
-                away = classify(error) is ErrorKind.OUTAGE
+                away = is_outage(error)
                 if not away and http_status(error) not in CONFLICTS:
                     raise self._hub_error(error) from error
                 now, (path, blob) = self.head(), proof
@@ -180,7 +173,7 @@ class HubRepo:
                 f"{self.repo_id}: the hub refuses ({status}); check the id, and that the token in "
                 "HF_TOKEN, or of `hf auth login`, may write there"
             )
-        if classify(error) is ErrorKind.OUTAGE:
+        if is_outage(error):
             return HubError(
                 f"{self.repo_id}: the hub does not answer ({status or _innermost(error)}); what "
                 "was uploaded stays there: run the same command again"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from earmill.pipeline.common.text import few
 from earmill.pipeline.formats.moments import (
     RunningMoments,
     StreamStatistics,
@@ -75,9 +76,7 @@ class Normaliser:
             self._of[name] = statistics.mean.astype(exact), std.astype(exact)
             columns = np.flatnonzero(statistics.constant).tolist()
             if columns:
-                more = len(columns) - NAMED_COLUMNS
-                named = ", ".join(map(str, columns[:NAMED_COLUMNS]))
-                named += f" and {more} more" if more > 0 else ""
+                named = few([*map(str, columns)], NAMED_COLUMNS, ", ")
                 warnings.warn(
                     f"stream {name}: columns {named} do not vary; normalised, they are 0",
                     stacklevel=4,

@@ -12,11 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, OvertakenError, SpecError
-from earmill.pipeline.dataset.description import (
-    DatasetFile,
-    check_same,
-    require_dataset,
-)
+from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.driver_lock import held, overtaken
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.revision import is_finished
@@ -28,11 +24,10 @@ from earmill.pipeline.dataset.snapshot import (
     require_current,
 )
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.events import StopRequest
 from earmill.pipeline.operations.open_job import compare, stored_dataset
 from earmill.pipeline.operations.retry import damaged
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
-from earmill.pipeline.operations.update import UPDATE, FinishedJob
+from earmill.pipeline.operations.update import UPDATE, finished_job
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
@@ -48,7 +43,7 @@ def add_features(
     storage_options: Mapping[str, Any] | None = None,
     overrides: Iterable[str] = (),
     sink: events.Sink = events.ignore,
-    stop: StopRequest | None = None,
+    stop: events.StopRequest | None = None,
     repair: bool = False,
 ) -> events.JobFinished:
     """Compute other models' streams for the rows of a dataset that lack them. `job` has `extract`,
@@ -78,9 +73,10 @@ def add_features(
             sink(event)
 
     again = damaged if repair else None
+    stored_dataset(spec, place, "give the job another name")
     while True:
         _check_unchanged(layout, current)
-        _take_changes(place, spec, rows)
+        _take_changes(spec, rows)
         end = run_job(spec, resume=True, again=again, plan=rows, sink=quiet, stop=stop)
         if end.exit_code == EXIT_FAILED:
             return end
@@ -146,18 +142,9 @@ def _spec_of(
     return JobSpec.load(spec, overrides=overrides), name
 
 
-def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
+def _take_changes(spec: JobSpec, rows: Plan) -> None:
     """Begin a revision for rows that have changed since the addition was finished."""
-    stored = stored_dataset(spec, place, "give the job another name")
-    if stored is None:
-        return
-    before = Plan.read(place, stored.plan_id)
-    if not is_finished(place, before):
-        return
-    changes = compare(before.items(), rows.items())
-    if changes:
-        with held(place) as fence:
-            check_same(place, stored)
+    with finished_job(spec) as job:
+        if job is not None and (changes := compare(job.plan.items(), rows.items())):
             source = open_source(spec.source, spec.audio.array_rate_hz)
-            job = FinishedJob(spec, place, stored, before, fence)
             job.revise(source, [*rows.items()], changes, UPDATE)

@@ -16,7 +16,6 @@ from earmill.pipeline.dataset.description import DatasetFile, read_dataset
 from earmill.pipeline.dataset.driver_lock import UNFENCED, Fence, Heartbeat
 from earmill.pipeline.dataset.provenance import run_provenance
 from earmill.pipeline.driver import events
-from earmill.pipeline.driver.events import SourceChanged
 from earmill.pipeline.driver.shard_ledger import WITNESSES, smallest
 from earmill.pipeline.formats.format import BINARY, stored_streams
 from earmill.pipeline.planning.plan import Plan
@@ -88,15 +87,15 @@ def _other_file(old: Item | Reference, new: Item | Reference) -> bool:
     return any(was is not None and now is not None and was != now for was, now in pairs)
 
 
-def source_changed(source: Source, plan: Plan) -> SourceChanged | None:
+def source_changed(source: Source, plan: Plan) -> events.SourceChanged | None:
     try:
         found = compare(plan.items(), listing(source))
     except EarmillError as error:
         text = f"the source could not be listed again, so changes in it would not show: {error}"
-        return SourceChanged(added=0, removed=0, changed=0, text=text)
+        return events.SourceChanged(added=0, removed=0, changed=0, text=text)
     if not found:
         return None
-    return SourceChanged(
+    return events.SourceChanged(
         added=len(found.added),
         removed=len(found.removed),
         changed=len(found.changed),

@@ -21,12 +21,12 @@ from earmill.pipeline.dataset.commit_record import (
     plan_row_of,
     quarantined_rows,
 )
-from earmill.pipeline.dataset.description import DatasetFile, read_dataset
+from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.driver_lock import Fence, held
 from earmill.pipeline.dataset.revision import NewShard, begin_revision, is_finished
 from earmill.pipeline.dataset.snapshot import good_plan_rows, read_snapshot, require_current
 from earmill.pipeline.driver import events
-from earmill.pipeline.operations.open_job import Changes, compare, other_features
+from earmill.pipeline.operations.open_job import Changes, compare, other_features, stored_dataset
 from earmill.pipeline.operations.retry import RowFilter
 from earmill.pipeline.planning.equal_rows import computes_equal_once, equal_rows
 from earmill.pipeline.planning.make_plan import check_items, known_types
@@ -50,7 +50,7 @@ SPAN = ("start_s", "end_s")
 def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
     """Begin a revision of a finished dataset if the source has changed; `run_job` with `resume`
     carries it out."""
-    with _finished(spec, sink) as job:
+    with finished_job(spec, sink) as job:
         if job is None:
             return
         sink(events.Step("listing the source"))
@@ -64,14 +64,14 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
 
 
 @contextmanager
-def _finished(spec: JobSpec, sink: events.Sink) -> Iterator[FinishedJob | None]:
-    """Hold the lock for a change of the plan; None without a finished dataset of the job."""
+def finished_job(spec: JobSpec, sink: events.Sink = events.ignore) -> Iterator[FinishedJob | None]:
+    """Hold the lock for a change of the plan; None without a finished dataset."""
     layout = Layout.open(spec.output.uri, spec.output.storage_options)
-    if _dataset_of(spec, layout) is None:
+    if stored_dataset(spec, layout) is None:
         yield None
         return
     with held(layout) as fence:
-        dataset = _dataset_of(spec, layout)  # another command may have changed it before
+        dataset = stored_dataset(spec, layout)  # another command may have removed it
         plan = None if dataset is None else Plan.read(layout, dataset.plan_id)
         if dataset is None or plan is None:
             yield None
@@ -82,15 +82,10 @@ def _finished(spec: JobSpec, sink: events.Sink) -> Iterator[FinishedJob | None]:
             yield None
 
 
-def _dataset_of(spec: JobSpec, layout: Layout) -> DatasetFile | None:
-    dataset = read_dataset(layout)
-    return dataset if dataset is not None and dataset.spec_sha256 == spec.sha256() else None
-
-
 def start_retry(spec: JobSpec, chosen: RowFilter, sink: events.Sink = events.ignore) -> None:
     """Begin a revision that retries quarantined rows whose source file has changed, which needs a
     new plan. `run_job` retries the rows whose file is unchanged."""
-    with _finished(spec, events.ignore) as job:
+    with finished_job(spec) as job:
         if job is None:
             return
         records = commits(job.layout)

@@ -14,7 +14,7 @@ import numpy as np
 
 from earmill.pipeline.common.arrow_types import Columns, SeenTypes, extra_types, type_json
 from earmill.pipeline.common.errors import SourceError
-from earmill.pipeline.common.text import nearest
+from earmill.pipeline.common.text import few, nearest
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, ShardWriter, StoredShard, cut, typed_columns
@@ -160,9 +160,8 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
     counts = Counter(name for item in items for name in names_of(item))
     twice = [row_id for row_id, count in counts.items() if count > 1]
     if twice:
-        named = ", ".join(repr(row_id) for row_id in twice[:NAMED_DUPLICATES])
-        more = f" and {len(twice) - NAMED_DUPLICATES} more" if len(twice) > NAMED_DUPLICATES else ""
-        raise SourceError(f"row ids must be unique, but these occur more than once: {named}{more}")
+        named = few([*map(repr, twice)], NAMED_DUPLICATES, ", ")
+        raise SourceError(f"row ids must be unique, but these occur more than once: {named}")
     for row_id in counts if spec.audio.channels == "each" else ():
         found = CHANNEL_ROW.fullmatch(row_id)
         if found is not None and found[1] in counts:

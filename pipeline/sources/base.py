@@ -7,8 +7,6 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,8 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.arrow_types import Columns
-from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
-from earmill.pipeline.common.retries import RetryPolicy, T
+from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status, is_outage
+from earmill.pipeline.common.retries import RetryPolicy, T, Waits
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.sources.confinement import CheckedClient, Place
 from earmill.pipeline.storage.backend import is_chain, is_local, is_web, local_path
@@ -33,13 +31,12 @@ UNDECODED = re.compile("[\udc80-\udcff]")
 
 Scalar = str | int | float | bool | None
 
-# A store that never answers is asked fewer times, as its address is probably wrong.
 LISTING_RETRIES = RetryPolicy(budget_s=75.0, what="source")
-SILENT_TRIES = 4
 # After this time for reading an object, the driver tries the whole shard again later.
 FETCH_RETRIES = RetryPolicy(budget_s=45.0, what="source")
 
-_waits: dict[int, float] = {}
+# Waits of the readers of rows for the source.
+waits = Waits()
 
 
 class EqualRow(NamedTuple):
@@ -297,45 +294,21 @@ def source_errors(uri: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise errors.SourceError(f"source {uri}: not found; check source.uri") from error
     except Exception as error:
-        kind = errors.SourceOutage if classify(error) is ErrorKind.OUTAGE else errors.SourceError
+        kind = errors.SourceOutage if is_outage(error) else errors.SourceError
         raise kind(f"source {uri}: cannot be read: {named_line(error)}") from error
 
 
 def retry_listing(work: Callable[[], T]) -> T:
     """Return the value of `work`, which asks a store while a corpus is listed; retry an outage."""
-    silent = 0
-
-    def worth_it(error: Exception) -> bool:
-        nonlocal silent
-        silent += http_status(error) is None
-        return classify(error) is ErrorKind.OUTAGE and silent < SILENT_TRIES
-
-    return LISTING_RETRIES.run(work, worth_it)
+    return LISTING_RETRIES.run(work, is_outage, is_known=False)
 
 
 def retry_read(
     work: Callable[[], T], worth_it: Callable[[Exception], bool] = lambda error: not is_final(error)
 ) -> T:
     """Return the value of `work`, which reads an object while the reader of rows waits."""
-    with source_wait():
+    with waits.waiting():
         return FETCH_RETRIES.run(work, worth_it)
-
-
-@contextmanager
-def source_wait() -> Iterator[None]:
-    """Count the time in here as waiting for the source."""
-    me = threading.get_ident()
-    _waits[me] = time.monotonic()
-    try:
-        yield
-    finally:
-        del _waits[me]
-
-
-def longest_wait_s() -> float:
-    """Return how long a reader in this process has been waiting for the source, s."""
-    began = min(_waits.copy().values(), default=None)
-    return 0.0 if began is None else time.monotonic() - began
 
 
 def is_final(error: Exception) -> bool:

@@ -78,17 +78,6 @@ class Range(NamedTuple):
         return self.end - self.start
 
 
-def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Return the same bytes as the fewest ranges, in order."""
-    found: list[Range] = []
-    for one in sorted(ranges):
-        if found and one.start <= found[-1].end:
-            found[-1] = Range(found[-1].start, max(found[-1].end, one.end))
-        else:
-            found.append(one)
-    return found
-
-
 def read_range(fs: Any, path: str, wanted: Range) -> bytes:
     """Return the bytes of one range of a file; UnreadableError if the file ends before, or its
     server supports no ranges."""
@@ -477,7 +466,7 @@ class _Task:
     def result(self) -> Blob | RowError:
         """Wait for the object; SourceOutage if a read stalls."""
         limit_s = STALL_S + self.nbytes / SLOWEST_BYTES_PER_S
-        with base.source_wait():
+        with base.waits.waiting():
             while True:
                 left_s = self.moved + limit_s - time.monotonic()
                 if wait_for([self.future], timeout=max(0.0, left_s)).done:

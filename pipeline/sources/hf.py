@@ -306,7 +306,7 @@ class HfSource(Source):
             raise UnreadableError(
                 f"{item.uri}: the row has neither audio bytes nor a path nor an array"
             )
-        with base.source_wait():
+        with base.waits.waiting():
             blob = load_blob(Item(row_id=item.row_id, uri=uri), self._inside.options)
         if isinstance(blob, RowError):
             raise type(blob)(f"{item.uri}: {blob}")

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from datasets.table import cast_array_to_feature
 from fsspec.implementations.local import LocalFileSystem
 
+from earmill.pipeline.common.byte_streams import joined_ranges
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
 from earmill.pipeline.sources import base, fetch
 from earmill.pipeline.sources.audio_cells import NOTHING, RATE_NAMES, AudioCell, check_audio_type
@@ -103,12 +104,12 @@ class ParquetTable:
 
     def ranges(self, group: Group, columns: Sequence[str]) -> list[Range]:
         """Return the ranges of columns (or of leaves, by path) of a row group."""
-        found = [
+        found = joined_ranges(
             chunk_range(self.metadata.row_group(group.number).column(number))
             for column in columns
             for number in self.leaves(column).values()
-        ]
-        return fetch.merged(found)
+        )
+        return [*map(Range._make, found)]
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         """Read some columns of a row group at once."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from earmill.pipeline.common.text import alternatives, cut, nearest
+from earmill.pipeline.common.text import alternatives, cut, few, nearest
 from earmill.pipeline.spec import types_in
 from earmill.pipeline.spec.source import KIND_ERROR, SourceSection, section_for
 
@@ -109,9 +109,7 @@ _MISSING = object()
 
 
 def describe_changes(stored: Any, wanted: Any) -> str:
-    changes = list(_changes(stored, wanted, ""))
-    more = [f"and {len(changes) - NAMED} more"] if len(changes) > NAMED else []
-    return "; ".join([*changes[:NAMED], *more])
+    return few(list(_changes(stored, wanted, "")), NAMED)
 
 
 def _changes(stored: Any, wanted: Any, path: str) -> Iterator[str]:

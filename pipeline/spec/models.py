@@ -93,8 +93,8 @@ def validate_models(spec: JobSpec) -> list[Extractor]:
             raise SpecError(f"extract.{index}: {error}") from error
     described = [Description.of(extractor) for extractor in extractors]
     _check_together(spec, described)
-    for key, entry, description in zip(_keys(spec), spec.extract, described, strict=True):
-        if key is not None and not get_model(entry.model).names_code and _cached(key) is None:
+    for key, entry, description in zip(_keys(spec), spec.extract, described, strict=False):
+        if not get_model(entry.model).names_code and _cached(key) is None:
             keep(_KIND, key, asdict(description))
     return extractors
 
@@ -191,17 +191,15 @@ def check_references_used(spec: JobSpec, models: Sequence[Description]) -> None:
         )
 
 
-def _keys(spec: JobSpec) -> list[str | None]:
-    """Return the cache key of each entry; None if it must not be cached."""
+def _keys(spec: JobSpec) -> list[str]:
+    """Return the cache key of each entry; none if descriptions must not be cached."""
     sources = models_key()
-    if sources is None:
-        return [None] * len(spec.extract)
-    entries = spec.canonical()["extract"]
+    entries = [] if sources is None else spec.canonical()["extract"]
     return [f"{sources} {json.dumps(entry, sort_keys=True)}" for entry in entries]
 
 
-def _cached(key: str | None) -> Description | None:
+def _cached(key: str) -> Description | None:
     try:
-        return None if key is None else _JSON.validate_python(read_kept(_KIND, key))
+        return _JSON.validate_python(read_kept(_KIND, key))
     except ValidationError:
         return None

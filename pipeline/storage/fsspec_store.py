@@ -198,14 +198,10 @@ class FsspecBackend(Backend):
                 self.fs.rm_file(name)
 
     def upload(self, local: str, path: str) -> None:
-        parts: dict[str, int] = {}
-        if "gs" in self.protocols:  # sent one after the other
-            parts = {"chunksize": PART_BYTES}
-        elif "abfs" in self.protocols:  # the client has parts of 4 MiB
-            parts = {"max_concurrency": PARTS_AT_ONCE}
-        elif "s3" in self.protocols:
-            parts = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
-        self.fs.put_file(local, path, **parts)
+        # gcsfs sends one part after the other; adlfs has parts of 4 MiB.
+        size = {"chunksize": PART_BYTES} if self.protocols & {"s3", "gs"} else {}
+        at_once = {"max_concurrency": PARTS_AT_ONCE} if self.protocols & {"s3", "abfs"} else {}
+        self.fs.put_file(local, path, **size, **at_once)
 
 
 class MemoryBackend(FsspecBackend):

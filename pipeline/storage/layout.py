@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -119,6 +120,12 @@ class Layout:
     def read_bytes(self, rel: str) -> bytes:
         return self._store.read(self.inside(rel))
 
+    def read_if_there(self, rel: str) -> bytes | None:
+        """Return the content of a file, or None if there is no such file."""
+        with suppress(FileNotFoundError):
+            return self.read_bytes(rel)
+        return None
+
     @store_call("read")
     def read_range(self, rel: str, start: int, length: int) -> Any:
         """Return bytes [start, start + length) as a buffer; fewer where the file ends before."""
@@ -143,20 +150,13 @@ class Layout:
         else writes; False, and nothing changed, if another process has written there since. The
         file is read after an error: a store may carry out a PUT and lose the answer, and refuse the
         repeated PUT."""
-
-        def holds() -> bool:
-            try:
-                return bool(self.read_bytes(rel) == data)
-            except FileNotFoundError:
-                return False
-
         try:
             put = self.put_if_absent(rel, data) if seen is None else self._replace(rel, data, seen)
         except Exception:  # stores raise their own roots (botocore is no OSError)
-            if holds():
+            if self.read_if_there(rel) == data:
                 return True
             raise
-        return put or holds()
+        return put or self.read_if_there(rel) == data
 
     @store_call("written")
     def _replace(self, rel: str, data: bytes, seen: bytes) -> bool:
@@ -212,8 +212,7 @@ class Layout:
 
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             # After an error, `map` cancels the uploads that have not begun.
-            for _ in pool.map(upload, files_below(local)):
-                pass
+            list(pool.map(upload, files_below(local)))
 
     @store_call("written", None)
     def settle(self, names: Sequence[str]) -> None:

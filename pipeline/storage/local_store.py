@@ -85,17 +85,15 @@ class LocalBackend(Backend):
         path = os.path.abspath(path)
         temporary = _written_beside(path, data)
         try:
-            os.link(temporary, path)
+            try:
+                os.link(temporary, path)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                # Without hard links a crash can leave half a JSON, which readers refuse.
+                _write_new(path, data)
         except FileExistsError:
             return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            # Without hard links a crash can leave half a JSON, which readers refuse.
-            try:
-                _write_new(path, data)
-            except FileExistsError:
-                return False
         finally:
             os.unlink(temporary)
         sync_folder(os.path.dirname(path))
@@ -167,15 +165,14 @@ def make_folder(path: str) -> None:
 
 def _write_new(path: str, data: bytes) -> None:
     """Create `path` with O_EXCL and make it durable; on failure leave nothing behind."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with open(path, "xb") as file:
+        try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:
-        os.unlink(path)
-        raise
+        except BaseException:
+            os.unlink(path)
+            raise
 
 
 def _written_beside(path: str, data: bytes) -> str:

@@ -1,10 +1,9 @@
 """Calls of `Layout` to its store: one retry policy, and one error for a call that fails.
 
-A store that answers "slow down" or 500 is asked again until the budget is spent; a bucket that has
-never answered `SILENT_TRIES` times, because its address is probably wrong; a local disk once. A
-call that still fails raises a `StorageError` of one line. FileNotFoundError and FileExistsError are
-answers and pass as they are. Clients raise their own root classes, so a failure of the store is
-recognised by the package of its class; errors of this program pass.
+A store that answers "slow down" or 500 is asked again until the budget is spent; a local disk is
+asked once. A call that still fails raises a `StorageError` of one line. FileNotFoundError and
+FileExistsError are answers and pass as they are. Clients raise their own root classes, so a failure
+of the store is recognised by the package of its class; errors of this program pass.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from earmill.pipeline.common import errors
-from earmill.pipeline.common.errors import ErrorKind, chain, classify, http_status
-from earmill.pipeline.common.retries import RetryPolicy, in_a_job
+from earmill.pipeline.common.errors import chain, http_status, is_outage
+from earmill.pipeline.common.retries import RetryPolicy, Waits, in_a_job
 from earmill.pipeline.common.text import named_line
 
 P = ParamSpec("P")
@@ -37,7 +36,6 @@ CREDENTIALS = (
 # as long as the clients of fsspec do by themselves. Backends do not wait.
 RETRIES = RetryPolicy(budget_s=75.0, what="output")
 BRIEF = RetryPolicy(budget_s=30.0, what="output")
-SILENT_TRIES = 4
 REASONS = {
     errno.ENOSPC: "no space left on the device",
     errno.EDQUOT: "the disk quota is used up",
@@ -48,14 +46,8 @@ REASONS = {
 }
 # Backends whose store has answered and did not go silent for good afterwards.
 _answered: weakref.WeakSet[Any] = weakref.WeakSet()
-_under_way: dict[object, float] = {}  # When each call that is under way began.
-
-
-def longest_call_s() -> float:
-    """Return the age of the oldest call under way in this process, retries included, in s."""
-    began = min(_under_way.copy().values(), default=None)
-    return 0.0 if began is None else time.monotonic() - began
-
+# Calls that are under way, retries included.
+calls = Waits()
 
 Method = Callable[Concatenate[Any, P], R]
 
@@ -67,37 +59,32 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
     def decorate(method: Method[P, R]) -> Method[P, R]:
         @wraps(method)
         def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            me, silent = object(), 0
-
             def worth_it(error: Exception) -> bool:
-                nonlocal silent
-                status = http_status(error)
-                silent += status is None and self.backend not in _answered
-                is_outage = classify(error) is ErrorKind.OUTAGE
                 # 409: two writers use one name; the other one needs milliseconds.
-                return status == 409 or (is_outage and silent < SILENT_TRIES)
+                return http_status(error) == 409 or is_outage(error)
 
-            _under_way[me] = time.monotonic()
+            me = object()
+            calls[me] = time.monotonic()
             try:
                 if self.is_local:
                     return method(self, *args, **kwargs)
-                policy = RETRIES if in_a_job() else BRIEF
-                found = policy.run(lambda: method(self, *args, **kwargs), worth_it)
+                policy, known = RETRIES if in_a_job() else BRIEF, self.backend in _answered
+                found = policy.run(lambda: method(self, *args, **kwargs), worth_it, is_known=known)
                 _answered.add(self.backend)
                 return found
             except Exception as error:
-                is_outage = classify(error) is ErrorKind.OUTAGE
+                is_away = is_outage(error)
                 if not self.is_local:
-                    (_answered.discard if is_outage else _answered.add)(self.backend)
+                    (_answered.discard if is_away else _answered.add)(self.backend)
                 if isinstance(error, errors.EarmillError | FileNotFoundError | FileExistsError):
                     raise
-                is_outage = is_outage and not isinstance(error, MemoryError | ImportError)
-                if not (isinstance(error, OSError) or http_status(error) is not None or is_outage):
+                is_away = is_away and not isinstance(error, MemoryError | ImportError)
+                if not (isinstance(error, OSError) or http_status(error) is not None or is_away):
                     raise
                 where = self.url() if path_at is None else self.url(str(args[path_at]))
                 raise storage_error(f"{where} cannot be {doing}", error) from error
             finally:
-                del _under_way[me]
+                del calls[me]
 
         return call
 
@@ -111,7 +98,7 @@ def storage_error(what: str, error: BaseException) -> errors.StorageError:
         number = None  # s3fs gives numbers of its own making to answers of the store
     return errors.StorageError(
         f"{what}: {REASONS.get(number or 0) or store_line(error)}",
-        transient=classify(error) is ErrorKind.OUTAGE,
+        transient=is_outage(error),
         errno=number,
     )
 

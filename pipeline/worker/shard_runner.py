@@ -31,11 +31,11 @@ from earmill.pipeline.formats.row_table import row_table, write_table
 from earmill.pipeline.formats.rows import FeatureRow, QuarantineRow
 from earmill.pipeline.formats.values import Caster, total
 from earmill.pipeline.sources import Item, open_source
-from earmill.pipeline.sources.base import longest_wait_s
+from earmill.pipeline.sources.base import waits
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import commit_path
-from earmill.pipeline.storage.retrying import longest_call_s
+from earmill.pipeline.storage.retrying import calls
 from earmill.pipeline.storage.scratch import own_folder, private_scratch, shared_scratch, sweep
 from earmill.pipeline.worker.extraction import stored
 from earmill.pipeline.worker.messages import (
@@ -143,9 +143,9 @@ class ShardRunner:
 
     def waits_for(self) -> str:
         """Return the kind of outage that a slow read or call points to; empty if there is none."""
-        if longest_wait_s() > SLOW_READ_S:
+        if waits.longest_s() > SLOW_READ_S:
             return "source"
-        return "output" if longest_call_s() > SLOW_CALL_S else ""
+        return "output" if calls.longest_s() > SLOW_CALL_S else ""
 
     def close(self) -> None:
         self._ready.rows.close()

@@ -25,7 +25,7 @@ from earmill.pipeline.audio.variants import (
 from earmill.pipeline.common import errors
 from earmill.pipeline.formats.row_table import VARIANT_COLUMNS
 from earmill.pipeline.formats.rows import Scalar
-from earmill.pipeline.sources.base import Item, Variant, source_wait
+from earmill.pipeline.sources.base import Item, Variant, waits
 from earmill.pipeline.sources.fetch import load_blob
 from earmill.pipeline.spec.variants import NoiseSpec, VariantsSpec
 
@@ -97,7 +97,7 @@ class VariantMaker:
 
     def _read(self, uri: str, sha256: str, channels: Channels) -> Recording:
         """Return a recording; RowError if its bytes are not the planned bytes."""
-        with source_wait():
+        with waits.waiting():
             blob = load_blob(Item(row_id=uri, uri=uri), lambda uri: {})
         if isinstance(blob, errors.AbsentError):
             # No row is at fault: all were planned with this file.

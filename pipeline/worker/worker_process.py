@@ -130,7 +130,7 @@ def outage_of(stage: str, error: BaseException) -> str:
     if stage == "publish":
         # The shard itself may be too large for memory.
         short = errors.is_out_of_memory(error)
-        return "output" if errors.classify(error) is errors.ErrorKind.OUTAGE and not short else ""
+        return "output" if errors.is_outage(error) and not short else ""
     return "machine" if errors.is_machine_fault(error) else ""
 
 

@@ -26,8 +26,7 @@ from earmill.pipeline.dataset.snapshot import diff as compare
 from earmill.pipeline.dataset.snapshot import log as read_log
 from earmill.pipeline.dataset.verify import Report
 from earmill.pipeline.dataset.verify import verify as check_dataset
-from earmill.pipeline.driver import events
-from earmill.pipeline.driver.events import Event, JobFinished, StopRequest
+from earmill.pipeline.driver.events import Event, JobFinished, StopRequest, ignore
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.retrying import store_errors
@@ -124,11 +123,7 @@ def extract(
 
 @needed_modules("earmill.plan")
 def plan(
-    spec: Spec,
-    *,
-    overrides: Iterable[str] = (),
-    sample: int = 0,
-    seed: int | None = None,
+    spec: Spec, *, overrides: Iterable[str] = (), sample: int = 0, seed: int | None = None
 ) -> JobCost:
     """Estimate a job, as `earmill plan` does; nothing is written to its output.
 
@@ -402,11 +397,7 @@ def gc(
     """
     with _opened_layout(uri, storage_options) as layout:
         return collect_garbage(
-            layout,
-            keep=keep,
-            older_than=older_than,
-            grace_s=grace.total_seconds(),
-            dry_run=dry_run,
+            layout, keep=keep, older_than=older_than, grace_s=grace.total_seconds(), dry_run=dry_run
         )
 
 
@@ -531,4 +522,4 @@ def _sink(progress: Progress) -> Iterator[Callable[[Event], None]]:
         with closing(notebook_reporter() or make_reporter()) as reporter:
             yield logged(reporter)
     else:
-        yield logged(events.ignore)
+        yield logged(ignore)

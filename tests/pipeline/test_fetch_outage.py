@@ -103,7 +103,7 @@ def test_a_read_that_hangs_is_an_outage_and_holds_nobody_up(
     release, waits = threading.Event(), []
 
     def hang(*_: object) -> BinaryIO:
-        waits.append(sources_base.longest_wait_s())
+        waits.append(sources_base.waits.longest_s())
         release.wait()
         raise FileNotFoundError("late")
 
@@ -114,7 +114,7 @@ def test_a_read_that_hangs_is_an_outage_and_holds_nobody_up(
             list(fetch_all([Item("a", "/a", size=0), Item("b", "/b", size=0)], lambda uri: {}))
     finally:
         release.set()
-    assert sources_base.longest_wait_s() == 0.0
+    assert sources_base.waits.longest_s() == 0.0
 
 
 class Rows:

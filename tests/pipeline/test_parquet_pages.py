@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from earmill.pipeline.formats.parquet.format import FetchedRanges, joined
+from earmill.pipeline.common.byte_streams import joined_ranges
+from earmill.pipeline.formats.parquet.format import FetchedRanges
 from earmill.pipeline.storage.layout import Layout, StoredFile
 
 
@@ -19,7 +20,7 @@ def test_ranges_cover_what_is_wanted_and_no_wide_gap(
     wanted: list[tuple[int, int]], gap: int
 ) -> None:
     spans = [(low, low + size) for low, size in wanted]
-    found = [*joined(spans, gap)]
+    found = joined_ranges(spans, gap)
     needed = {byte for low, high in spans for byte in range(low, high)}
     covered = {byte for low, high in found for byte in range(low, high)}
     assert needed <= covered

@@ -58,7 +58,7 @@ def test_each_row_group_comes_with_all_of_its_columns(place: Path, gap_bytes: in
         ranges = FetchedRanges(len(content), shard._fetched(columns))
         for group, names in columns.items():
             for name in names:
-                low, high = shard._span_of(name, group)
+                low, high = shard._range_of(name, group)
                 assert ranges.part(low, high - low).tobytes() == content[low:high]
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from earmill.pipeline.common.errors import CommitError, StorageError
-from earmill.pipeline.common.retries import RetryPolicy, in_a_job, patient
+from earmill.pipeline.common.retries import SILENT_TRIES, RetryPolicy, in_a_job, patient
 from earmill.pipeline.storage import retrying
-from earmill.pipeline.storage.retrying import SILENT_TRIES, storage_error, store_call
+from earmill.pipeline.storage.retrying import storage_error, store_call
 
 
 class Answer(Exception):

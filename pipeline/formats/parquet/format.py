@@ -54,7 +54,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from amtcore.features.stream_info import StreamInfo
-from earmill.pipeline.common.byte_streams import SeekableFile
+from earmill.pipeline.common.byte_streams import Range, SeekableFile, joined_ranges
 from earmill.pipeline.common.errors import CommitError
 from earmill.pipeline.formats.block_cache import (
     Block,
@@ -77,7 +77,6 @@ from earmill.pipeline.storage.documents import typed_json
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
-Span = tuple[int, int]  # First byte of a range in a file, and the byte after the last.
 Held = tuple[int, Bytes]  # First byte of a range, and its content.
 
 MB = 2**20
@@ -371,19 +370,6 @@ def read_footer(file: StoredFile) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(MAGIC + footer))
 
 
-def joined(spans: Iterable[Span], gap_bytes: int) -> Iterator[Span]:
-    """Sort spans and join spans that are at most `gap_bytes` apart."""
-    begin = end = -1
-    for low, high in sorted(spans):
-        if end >= 0 and low - end > gap_bytes:
-            yield begin, end
-            end = -1
-        begin = low if end < 0 else begin
-        end = max(end, high)
-    if end >= 0:
-        yield begin, end
-
-
 class FetchedRanges(SeekableFile):
     """A file of which some ranges were fetched; Arrow takes parts of them without a copy."""
 
@@ -424,7 +410,7 @@ class ParquetShard(BlockReader):
         groups = range(self._footer.num_row_groups)
         sizes = [self._footer.row_group(group).num_rows for group in groups]
         self._ids: dict[int, list[str]] = {}
-        self._spans: dict[tuple[str, int], Span] = {}
+        self._ranges: dict[tuple[str, int], Range] = {}
         self._first_row = [0, *accumulate(sizes)]
         self._long_rows = LongRows.from_metadata(file.schema_arrow.metadata)
         rows = self._long_rows.first(promise.rows)
@@ -502,7 +488,7 @@ class ParquetShard(BlockReader):
     def requests(self, blocks: Iterable[Block], pool: Executor) -> Iterator[list[Block]]:
         run: list[Block] = []
         begin = end = 0
-        for low, high, block in sorted((*self._span_of(*block), block) for block in blocks):
+        for low, high, block in sorted((*self._range_of(*block), block) for block in blocks):
             far = low - end > self._gap_bytes or high - begin > self._request_bytes
             if run and far and run[-1][1] != block[1]:
                 yield run
@@ -539,9 +525,9 @@ class ParquetShard(BlockReader):
 
     def _fetched(self, columns: Mapping[int, Sequence[str]]) -> list[Held]:
         """Fetch the wanted columns of row groups."""
-        every = (self._span_of(name, g) for g, names in columns.items() for name in names)
-        spans = joined(every, self._gap_bytes)
-        return [(low, self._stored.read(low, high - low)) for low, high in spans]
+        every = (self._range_of(name, g) for g, names in columns.items() for name in names)
+        ranges = joined_ranges(every, self._gap_bytes)
+        return [(start, self._stored.read(start, end - start)) for start, end in ranges]
 
     def _decoded(
         self, held: Sequence[Held], group: int, columns: Sequence[str]
@@ -576,13 +562,13 @@ class ParquetShard(BlockReader):
         )
         return ranges, file
 
-    def _span_of(self, column: str, group: int) -> Span:
-        if (column, group) not in self._spans:
+    def _range_of(self, column: str, group: int) -> Range:
+        if (column, group) not in self._ranges:
             found = self._footer.row_group(group).column(self._numbers[column])
             starts = (found.dictionary_page_offset, found.data_page_offset)
             start = min(start for start in starts if start is not None)
-            self._spans[column, group] = start, start + found.total_compressed_size
-        return self._spans[column, group]
+            self._ranges[column, group] = start, start + found.total_compressed_size
+        return self._ranges[column, group]
 
 
 class ParquetFormat(Format):

@@ -116,10 +116,7 @@ class SourceConformance:
                 assert same, f"row {item.row_id!r} has other bytes"
 
     def test_an_outage_is_no_property_of_a_row(
-        self,
-        made: Made,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         spec, _ = made
         source = open_source(spec.source)
