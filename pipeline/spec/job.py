@@ -491,7 +491,7 @@ class JobSpec(SpecModel):
             spec = cls.model_validate(merged)
             spec.canonical()  # raises for values without a canonical form
         except ValidationError as error:
-            raise SpecError(f"{name}: {explain(error, cls, merged)}") from None
+            raise SpecError(f"{name}: {explain(error)}") from None
         except SpecError as error:
             raise SpecError(f"{name}: {error}") from None
         return spec
