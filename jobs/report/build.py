@@ -17,7 +17,7 @@ from earmill.jobs.report.corpus import Stored, bad_rows_of, corpus, quarantine, 
 from earmill.jobs.report.examples import chosen, examples
 from earmill.jobs.report.page import page
 from earmill.jobs.report.work import work_of
-from earmill.pipeline.common.errors import EarmillError, OutputError
+from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.text import quantity
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.watch import count_reasons
@@ -80,15 +80,7 @@ def report_html(
     positions = chosen(stored.features, options.examples, options.row_ids)
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
     on_begin(f"drawing {quantity(len(positions), 'row')}")
-    dataset, source = stored.features.dataset, job or ""
-    if not options.audio:
-        source = "the report was made without sound"
-    elif job is None:
-        output = {**dataset.spec["output"], "uri": stored.layout.url()}
-        try:
-            source = JobSpec.load({**dataset.spec, "name": dataset.name, "output": output})
-        except EarmillError as error:
-            source = f"the job in dataset.json cannot be read: {error}"
+    dataset = stored.features.dataset
     values = {
         "name": dataset.name,
         "place": stored.layout.url(),
@@ -98,7 +90,7 @@ def report_html(
         "corpus": corpus(stored, facts),
         "quarantine": quarantine(count_reasons(stored.facts), bad),
         "work": work_of(stored.facts),
-        "examples": examples(stored, positions, options.seconds, source),
+        "examples": examples(stored, positions, options.seconds, job, audio=options.audio),
         "rows": rows_of(stored, facts, bad, options.rows),
         "about": _about(stored),
     }

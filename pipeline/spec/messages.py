@@ -6,7 +6,7 @@ Values under `storage_options` are never printed, because they hold credentials.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
