@@ -520,7 +520,7 @@ def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
     owners: dict[str, str] = {}
     for model, stream in named:
         if stream in owners:
-            raise ValueError(
+            raise SpecError(
                 f"stream {stream!r} comes from both {owners[stream]} and {model}; "
                 "stream names must be unique over the extract list"
             )
