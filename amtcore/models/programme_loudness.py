@@ -278,7 +278,7 @@ class ProgrammeLoudness(FrameModule):
 
     def _weighted(self, x: Tensor, state: Tensor, power: int) -> tuple[Tensor, Tensor]:
         """Filter (.., time); return a power of the result, 1 or 2, and the next state (.., 4)."""
-        if can_run(x):
+        if can_run(x) and can_run(state):
             y, after = torch.empty(x.shape, dtype=torch.float64), state.clone()
             tensors = rows_of(x.detach()).contiguous(), self.sections, rows_of(after), rows_of(y)
             rows, coef, states, made = (each.numpy() for each in tensors)
@@ -331,7 +331,7 @@ class ProgrammeLoudness(FrameModule):
         window = torch.cat((state.waiting, x, after), -1)
         ready = max(window.shape[-1] - order, 0) // LANES * LANES
         peaks = torch.stack((state.peaks, window.amax(-1), -window.amin(-1))).amax(0)
-        if can_run(x):
+        if can_run(peaks):
             lanes = peaks.unsqueeze(-1).repeat_interleave(LANES, -1)
             rows, taps, best = (t.numpy() for t in (rows_of(window), self.phases, rows_of(lanes)))
             parallel_for(lambda i: find_peak(rows[i], taps, best[i]), len(rows))
