@@ -25,7 +25,7 @@ from amtcore.kernels.devices import get_backend
 from amtcore.kernels.operations.envelope import Quadrature
 from amtcore.kernels.operations.modulation_filters import BANK_STATE_VARIABLE
 from amtcore.kernels.operations.sections import STATE_VARIABLE
-from amtcore.kernels.operators import modulation_bank, rest_state, run_ops
+from amtcore.kernels.operators import modulation_bank, run_ops
 from amtcore.kernels.torch_state import can_run, rows_of, wants_derivative
 from amtcore.kernels.vector.arrays import groups_of
 from amtcore.kernels.vector.jit import kernel
@@ -282,7 +282,7 @@ class SRMR(FrameModule):
         rest = signal.new_zeros(self.n_channels, 2)
         ops = [ChainStep(STATE_VARIABLE, 0, rows, rest) for rows in self.sections]
         x = signal.reshape(-1, 1, signal.shape[-1])
-        y, _ = run_ops(x, ops, rest_state(ops, len(x)))
+        y, _ = run_ops(x, ops)
         return y.unflatten(0, signal.shape[:-1]) if signal.ndim > 1 else y[0]
 
     def envelope(self, signal: Tensor) -> Tensor:
