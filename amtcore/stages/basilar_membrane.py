@@ -35,7 +35,6 @@ from amtcore.stages.constants import Range, bandwidths, frequencies
 from amtcore.stages.stage import (
     FilterbankStage,
     check_below_nyquist,
-    check_channels,
     lowpass_memory_s,
 )
 
@@ -82,7 +81,7 @@ class GammatoneFilterbank(FilterbankStage):
         super().__init__(fs, learnable, dtype, backend)
         fc_hz = torch.as_tensor(fc, dtype=torch.float64)
         check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
-        self.n = n
+        self.n, self.num_channels = n, len(fc_hz)
         if betamul is None:  # bandwidth over ERB (Patterson et al. 1987): 1.0186 for n = 4
             m = 2 * n - 2
             betamul = math.factorial(n - 1) ** 2 / (math.pi * math.factorial(m) * 2.0**-m)
@@ -108,7 +107,6 @@ class GammatoneFilterbank(FilterbankStage):
         return torch.stack(rows, -1).to(self.dtype)
 
     def block_ops(self, channels: int) -> list[ChainStep]:
-        check_channels(self.num_channels, channels)
         coef = self.coefficients()
         return [ChainStep(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
 
@@ -195,7 +193,7 @@ class DRNLFilterbank(FilterbankStage):
         check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
         highest = max(float(constants[f"{path}_fc"].max()) for path in ("lin", "nlin"))
         check_below_nyquist("the highest filter's frequency", highest, self.fs)
-        self.model, self.subject = model, subject
+        self.model, self.subject, self.num_channels = model, subject, len(fc_hz)
         self.order, self.low_passes = MODELS[model]
         if audiogram is not None:
             if subject != "NH":
@@ -274,7 +272,6 @@ class DRNLFilterbank(FilterbankStage):
         return {**changed, "a": constants["a"] * factor * output}
 
     def block_ops(self, channels: int) -> list[ChainStep]:
-        check_channels(self.num_channels, channels)
         one = torch.ones_like(self.lin_gain)
         linear = self._gammatone(self.lin_fc, self.lin_bw, self.lin_gain)
         nonlinear = self._gammatone(self.nlin_fc, self.nlin_bw, one)
