@@ -209,7 +209,8 @@ class ModulationFilterbank(BlockStage):
         ]  # fmt: skip
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return list(super().__call__(*args, **kwargs))  # of hooks it is a tuple
+        y = super().__call__(*args, **kwargs)
+        return list(y) if isinstance(y, tuple) else y  # see `accepts_chunks`
 
     @property
     def mfc(self) -> list[Tensor]:
