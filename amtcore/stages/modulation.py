@@ -86,7 +86,7 @@ def _by_channel(counts: tuple[int, ...], batch: int) -> tuple[Tensor, Tensor, li
         cut the filters by channel and item, and the number of filters of each channel.
     """
     with outside_inference():
-        rows = torch.arange(batch * sum(counts)).view(batch, -1)
+        rows = torch.arange(batch * sum(counts), device="cpu").view(batch, -1)
         order = torch.cat([part.reshape(-1) for part in rows.split(counts, 1)])
         back = torch.argsort(order)
     sizes = [count for count in counts for _ in range(batch)]
