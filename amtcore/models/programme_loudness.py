@@ -108,13 +108,13 @@ def find_peak(x: Any, taps: Any, peak: Any) -> None:
 class LoudnessState(NamedTuple):
     """State between chunks."""
 
-    filters: Tensor  #: (.., channel, 4) states of the K-weighting.
-    squares: Tensor  #: (.., channel, time) squares of weighted samples of an incomplete step.
-    steps: Tensor  #: (.., channel, step) sums of the squares of the last whole steps.
+    filters: Tensor  #: States of the K-weighting (.., channel, 4).
+    squares: Tensor  #: Squares of weighted samples of an incomplete step (.., channel, time).
+    steps: Tensor  #: Sums of the squares of the last whole steps (.., channel, step).
     whole: int  #: Whole steps so far.
     received: int  #: Samples so far.
-    waiting: Tensor  #: (.., channel, time) samples that the next true-peak outputs need.
-    peaks: Tensor  #: (.., channel) largest magnitude so far.
+    waiting: Tensor  #: Samples that the next true-peak outputs need (.., channel, time).
+    peaks: Tensor  #: Largest magnitude so far (.., channel).
 
 
 def loudness(power: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class SeparateOutputs(torch.autograd.Function):
 
 @functools.lru_cache(maxsize=64)
 def _by_channel(counts: tuple[int, ...], batch: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """Return how the filters of a batch lie if those of one channel lie together for all items.
+    """Return the order that puts a channel's filters of all items of a batch side by side.
 
     Args:
         counts: Filters of each channel.

@@ -48,7 +48,7 @@ _returned: deque[NDArray[np.uint8]] = deque()
 
 
 class _Here(threading.local):
-    """Whether this thread computes a step of training."""
+    """The mark of a thread that computes a step of training."""
 
     training = False
 
