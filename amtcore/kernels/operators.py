@@ -413,7 +413,7 @@ def run_ops(
         Outputs (batch, channel, time) and the state after them. Several operations without a
         derivative share one pass, with the same values.
     """
-    state = rest_state(ops, len(x)) if state is None else state
+    state = rest_state(ops, x.shape[0]) if state is None else state
     if len(ops) > 1 and can_fuse(x, ops, state) and not use_reference(x, backend):
         return run_fused(x, ops, state)
     counts = [op.state.shape[1] for op in ops]

@@ -35,6 +35,7 @@ from amtcore.stages.constants import Range, bandwidths, frequencies
 from amtcore.stages.stage import (
     FilterbankStage,
     check_below_nyquist,
+    check_channels,
     lowpass_memory_s,
 )
 
@@ -107,6 +108,7 @@ class GammatoneFilterbank(FilterbankStage):
         return torch.stack(rows, -1).to(self.dtype)
 
     def block_ops(self, channels: int) -> list[ChainStep]:
+        check_channels(self.num_channels, channels)
         coef = self.coefficients()
         return [ChainStep(ONE_POLE_CASCADE, self.n, coef, coef.new_zeros(channels, 2 * self.n))]
 
@@ -272,6 +274,7 @@ class DRNLFilterbank(FilterbankStage):
         return {**changed, "a": constants["a"] * factor * output}
 
     def block_ops(self, channels: int) -> list[ChainStep]:
+        check_channels(self.num_channels, channels)
         one = torch.ones_like(self.lin_gain)
         linear = self._gammatone(self.lin_fc, self.lin_bw, self.lin_gain)
         nonlinear = self._gammatone(self.nlin_fc, self.nlin_bw, one)
