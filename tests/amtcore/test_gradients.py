@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from amtcore import DRNLFilterbank
-from amtcore.kernels.operators import can_fuse, modulation_bank, run_fused
+from amtcore.kernels.operators import can_fuse, modulation_bank, rest_state, run_fused, run_ops
 
 from ..compare import Tolerance, assert_close
 from ..short import but
@@ -98,3 +98,18 @@ def test_fused_operations_refuse_a_gradient() -> None:
     assert not can_fuse(x, ops)
     with pytest.raises(RuntimeError, match="no autograd formula"):
         run_fused(x, ops, state)[0].sum().backward()
+
+
+def test_a_gradient_goes_back_through_the_state_alone() -> None:
+    """A chunk of silence after a signal wants no gradient of its own."""
+    bank = DRNLFilterbank([500.0, 1000.0], 16000, dtype=torch.float64)
+    ops, x = bank.block_ops(2), torch.zeros(1, 1, 20, dtype=torch.float64)
+    rest = rest_state(ops, 1)
+    state = (1e-6 * torch.rand(rest.shape, dtype=torch.float64)).requires_grad_()
+    assert can_fuse(x, ops) and not can_fuse(x, ops, state)
+    y, after = run_ops(x, ops, state)
+    (y.sum() + after.sum()).backward()
+    plain = state.detach().clone().requires_grad_()
+    y, after = run_ops(x, ops, plain, backend="reference")
+    (y.sum() + after.sum()).backward()
+    assert_close(state.grad, plain.grad, GRADIENT)
