@@ -208,6 +208,27 @@ def test_a_repaired_audiogram_is_retried(tmp_path: Path, heard_by: dict[str, np.
     np.testing.assert_array_equal(rows["b"]["envelope_own"], heard_by["mild"])
 
 
+def test_features_added_for_another_audiogram_are_left_out(
+    tmp_path: Path, heard_by: dict[str, np.ndarray]
+) -> None:
+    mild, flat = json.dumps(MILD), json.dumps(FLAT)
+    mel = {"model": "melspectrogram", "fs_hz": 16000}
+    spec, out = column_job(tmp_path, {"a": mild, "b": mild}, mel), tmp_path / "out"
+    added = {"name": "own", "extract": [COLUMN]}
+    with shards_run_here():
+        earmill.extract(spec)
+        earmill.add_features(out, added)
+        write_rows(tmp_path, {"a": mild, "b": flat})
+        earmill.extract(spec, update=True)
+        assert earmill.diff(out).changed == ("b",)
+        with pytest.warns(UserWarning, match="earlier rows are left out: own"):
+            assert [*earmill.open_features(out, additions=True).streams] == ["mel"]
+        earmill.add_features(out, added)
+    rows = {row.row_id: row.features for row in earmill.open_features(out, additions=True)}
+    for row_id, name in {"a": "mild", "b": "flat"}.items():
+        np.testing.assert_array_equal(rows[row_id]["envelope_own"], heard_by[name])
+
+
 def test_a_long_row_has_its_listener(tmp_path: Path) -> None:
     made = {}
     for name, entry in (("own", COLUMN), ("flat", heard("own", FLAT))):
