@@ -160,4 +160,6 @@ def _take_changes(place: Layout, spec: JobSpec, rows: Plan) -> None:
             check_same(place, stored)
             source = open_source(spec.source, spec.audio.array_rate_hz)
             job = FinishedJob(spec, place, stored, before, fence)
-            job.revise(source, [*rows.items()], changes, UPDATE)
+            # This source has listed no rows, so it does not know the types of their columns.
+            about = {"extra_types": rows.extra_types, "extra_labels": rows.extra_labels}
+            job.revise(source, [*rows.items()], changes, UPDATE, about)

@@ -138,8 +138,16 @@ class FinishedJob:
     plan: Plan
     fence: Fence
 
-    def revise(self, source: Source, items: Sequence[Item], changes: Changes, why: str) -> None:
-        """Begin a revision with the rows that a source lists now, and their changes."""
+    def revise(
+        self,
+        source: Source,
+        items: Sequence[Item],
+        changes: Changes,
+        why: str,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin a revision with the rows that a source lists now, and their changes. `about` has
+        the facts of the listing; None asks the source, which has just listed its rows."""
         gone = {*changes.removed, *changes.changed}
         listed = {item.row_id: item for item in items}
         touched, added = list[str](), list[NewShard]()
@@ -163,13 +171,6 @@ class FinishedJob:
         for is_copy in (False, True):
             for rows in self._cut(item for item in computed if (item.row_id in equal) is is_copy):
                 added.append(NewShard(rows))
-        columns = source.columns()
-        about = {
-            "skipped": dict(source.skipped()),
-            "extra_types": known_types(items, columns),
-            "extra_labels": {name: list(names) for name, names in columns.labels.items()},
-            "dropped": dict(columns.dropped),
-        }
         begin_revision(
             self.layout,
             self.dataset,
@@ -177,7 +178,7 @@ class FinishedJob:
             why=why,
             dropped=touched,
             added=added,
-            about=about,
+            about=_facts_of_listing(source, items) if about is None else about,
             equal=equal,
             fence=self.fence,
         )
@@ -222,6 +223,16 @@ class FinishedJob:
             if key in there:
                 found[item.row_id] = there[key]
         return found
+
+
+def _facts_of_listing(source: Source, items: Sequence[Item]) -> dict[str, Any]:
+    columns = source.columns()
+    return {
+        "skipped": dict(source.skipped()),
+        "extra_types": known_types(items, columns),
+        "extra_labels": {name: list(names) for name, names in columns.labels.items()},
+        "dropped": dict(columns.dropped),
+    }
 
 
 def _stretch(item: Item) -> tuple[Any, ...]:
