@@ -33,6 +33,7 @@ from earmill.pipeline.operations.open_job import compare, stored_dataset
 from earmill.pipeline.operations.retry import damaged
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
 from earmill.pipeline.operations.update import UPDATE, FinishedJob
+from earmill.pipeline.planning.make_plan import check_listeners
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
@@ -68,6 +69,7 @@ def add_features(
     ]
     if not shards:
         raise OutputError(f"{layout.url()}: expected good rows to add features to, got none")
+    check_listeners(spec, plan.extra_types)
     rows = plan_of(
         shards, spec.sha256(), extra_types=plan.extra_types, extra_labels=plan.extra_labels
     )

@@ -29,7 +29,7 @@ from earmill.pipeline.driver import events
 from earmill.pipeline.operations.open_job import Changes, compare, other_features
 from earmill.pipeline.operations.retry import RowFilter
 from earmill.pipeline.planning.equal_rows import computes_equal_once, equal_rows
-from earmill.pipeline.planning.make_plan import check_items, known_types
+from earmill.pipeline.planning.make_plan import check_items, check_listeners, known_types
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import cut
 from earmill.pipeline.planning.spans import planned_source
@@ -57,6 +57,8 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
         source = planned_source(spec)
         items = list(listing(source))
         check_items(items, spec)
+        if spec.listener_columns:
+            check_listeners(spec, sorted({name for item in items for name in item.extra}))
         changes = compare(job.plan.items(), items)
         if changes:
             sink(events.Note(f"the source has changed, {changes}"))

@@ -6,7 +6,7 @@ import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -112,12 +112,7 @@ class _Listing:
                 "expected column types from the source before its first row, got other types later"
             )
         types = with_known(self._types, columns)
-        for column in self._spec.listener_columns:
-            if column not in types:
-                raise SourceError(
-                    f"listener.column: no row of the source has a column {column!r}"
-                    f"{nearest(column, [*types])} (found: {', '.join(types) or 'none'})"
-                )
+        check_listeners(self._spec, types)
         plan = Plan(
             str(self._writer.plan_id),
             self._spec.sha256(),
@@ -169,6 +164,16 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
             raise SourceError(
                 f"audio.channels: each gives a channel of row {found[1]!r} the id {row_id!r}, "
                 "which another row of the source has; rename one of them"
+            )
+
+
+def check_listeners(spec: JobSpec, columns: Collection[str]) -> None:
+    """Raise SourceError if the source has no column that the job names for audiograms."""
+    for column in spec.listener_columns:
+        if column not in columns:
+            raise SourceError(
+                f"listener.column: no row of the source has a column {column!r}"
+                f"{nearest(column, [*columns])} (found: {', '.join(columns) or 'none'})"
             )
 
 

@@ -288,3 +288,8 @@ def test_a_column_that_no_row_has_ends_the_job_before_work(tmp_path: Path) -> No
     with pytest.raises(SourceError, match="no row of the source has a column 'audiograms'"):
         earmill.extract(job(tmp_path, entry))
     assert not list((tmp_path / "out").glob("data/*"))
+    with shards_run_here():
+        earmill.extract(job(tmp_path, {"model": "melspectrogram", "fs_hz": 16000}))
+    with pytest.raises(SourceError, match="no row of the source has a column 'audiograms'"):
+        earmill.add_features(tmp_path / "out", {"extract": [entry]})
+    assert not list((tmp_path / "out").glob("additions/*/data/*"))
