@@ -133,10 +133,9 @@ def open_features(
     def open_set(
         place: str,
         catalog: Catalog,
-        names: Sequence[str] | None,
+        chosen: Sequence[str],
         dtypes: Mapping[str, np.dtype] | str | None = dtype,
     ) -> Features:
-        chosen = catalog.choose_streams(names)
         return Features(
             place,
             catalog,
@@ -172,23 +171,25 @@ def open_features(
             named[key] = {k: v for k, v in here.items() if streams is None or v in streams}
         if streams is not None and (not streams or set(streams) - set(called)):
             raise ValueError(f"expected streams out of {called}, got {list(streams)}")
-        read = {key: here for key, here in named.items() if here}
-        joined = [open_set(*loaded[key], list(here)) for key, here in read.items()]
+        # The rows are the dataset's own: an added set has the columns of its time.
+        read = {key: here for key, here in named.items() if here or not key}
+        joined = [open_set(*loaded[key], [*here]) for key, here in read.items()]
         return JoinedFeatures(joined, list(read.values()))
     if isinstance(uri, str | os.PathLike):
-        return open_set(*load(uri, snapshot), streams)
+        place, catalog = load(uri, snapshot)
+        return open_set(place, catalog, catalog.choose_streams(streams))
     if not isinstance(uri, list | tuple):
         raise TypeError(
             f"expected the place of a feature set, or a list of places, got {uri!r}; "
             'open_features("features")'
         )
     places = [load(place, snapshot) for place in uri]
-    sets = [open_set(*each, streams) for each in places]
+    sets = [open_set(*each, each[1].choose_streams(streams)) for each in places]
     if any(each.dtypes != sets[0].dtypes for each in sets):
         of_sets = [each.dtypes for each in sets]
         # `ConcatenatedFeatures` refuses sets that lack a stream.
         widest = {k: np.result_type(*(of[k] for of in of_sets if k in of)) for k in of_sets[0]}
-        sets = [open_set(*each, streams, widest) for each in places]
+        sets = [open_set(*each, each[1].choose_streams(streams), widest) for each in places]
     return ConcatenatedFeatures(sets)
 
 
