@@ -149,6 +149,26 @@ def test_inspect_lists_chosen_rows(closed: Path, arguments: list[str], wanted: l
     assert [each["row_id"] for each in json.loads(as_json.output)] == ids
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--where-min", f"extra_session={2**53 + 1}"], [1, 2]),
+        (["--where-max", f"extra_session={2**53}.5"], [0]),
+        (["--where-min", "extra_session=-inf", "--where-max", "extra_session=1e300"], [0, 1, 2]),
+    ],
+)
+def test_inspect_compares_integers_that_double_would_round(
+    tmp_path: Path, arguments: list[str], wanted: list[int]
+) -> None:
+    writer = Writer(tmp_path, streams=STREAMS)
+    rows = [replace(make_row(k, 0.2), extra={"session": 2**53 + k}) for k in range(3)]
+    writer.shard(0, [*rows, replace(make_row(3, 0.2), extra={"session": None})])
+    writer.finalise()
+    listed = CliRunner().invoke(app, ["inspect", str(tmp_path), *arguments])
+    lines = [f"{rows[k].row_id}  extra_session {2**53 + k}" for k in wanted]
+    assert listed.output.splitlines() == [*lines, f"{len(wanted)} of 4 rows"]
+
+
 @pytest.mark.parametrize("limit", ["lufs=1", "row_id=1", "seconds", "seconds=loud", "seconds=nan"])
 def test_inspect_refuses_other_limits(closed: Path, limit: str) -> None:
     refused = CliRunner().invoke(app, ["inspect", str(closed), "--where-min", limit])
