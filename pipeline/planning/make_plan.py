@@ -15,11 +15,13 @@ import numpy as np
 from earmill.pipeline.common.arrow_types import Columns, SeenTypes, type_json
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.text import nearest
+from earmill.pipeline.formats.row_table import REFERENCE_FACTS, VARIANT_FACTS
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, ShardWriter, StoredShard, cut, typed_columns
 from earmill.pipeline.sources.base import Item, Source, as_text
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.source import reference_column
 from earmill.pipeline.spec.spans import SPAN_ID
 
 SHARD_DIGITS = 5
@@ -165,6 +167,12 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
                 f"audio.channels: each gives a channel of row {found[1]!r} the id {row_id!r}, "
                 "which another row of the source has; rename one of them"
             )
+
+
+def facts_of_job(spec: JobSpec) -> list[str]:
+    """Return the provenance columns of rows that not every job has."""
+    variants = VARIANT_FACTS if spec.audio.variants is not None else ()
+    return [*variants, *(REFERENCE_FACTS if reference_column(spec.source) is not None else ())]
 
 
 def check_listeners(spec: JobSpec, columns: Collection[str]) -> None:
