@@ -120,7 +120,9 @@ def _print_chosen(
         say_json(found)
         return
     for row in found:
-        values = (f"{k} {row[k]}" if isinstance(row[k], int) else f"{k} {row[k]:g}" for k in columns)
+        values = (
+            f"{k} {row[k]}" if isinstance(row[k], int) else f"{k} {row[k]:g}" for k in columns
+        )
         say("  ".join([row["row_id"], *values]))
     say(f"{len(found):,} of {total:,} rows")
 

@@ -129,8 +129,8 @@ LARGE = "large int64"  # Whole numbers above it, which are never stored as doubl
 
 
 def extra_types(extras: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return types that fit all values, by column: double for integers and floats together if all
-    are exact in it, string for any other mixture, or for a column without values."""
+    """Return types that fit all values, by column: double for integers and floats that are exact in
+    it. Any other mixture, or a column without values, is string."""
     seen = SeenTypes()
     for extra in extras:
         seen.add(extra)

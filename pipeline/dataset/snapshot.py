@@ -42,7 +42,7 @@ CONTENT_CHARS = 16
 CARDS = (paths.README_FILE, paths.CROISSANT_FILE)  # Cards that every closed dataset has.
 Which = int | str | date  # A snapshot, as users name it: see `find_snapshot`.
 PREVIOUS, CURRENT = "previous", "current"
-# Facts about a row that decide its features. Tables lack the last two in jobs that do not need them.
+# Facts about a row that decide its features. A table has the last two if its job needs them.
 AUDIO = (
     *("pcm_sha256", "rate_hz", "channels", "start_s", "end_s", "channel"),
     *("reference_pcm_sha256", "variant_settings"),
@@ -406,8 +406,8 @@ def _listener_columns(layout: Layout, snapshots: Iterable[Snapshot]) -> list[str
         if dataset is not None  # an addition that is lost is a problem for `verify`
         for entry in dataset.spec["extract"]
     ]
-    columns = {(entry.get("listener") or {}).get("column") for entry in entries} - {None}
-    return [f"{EXTRA_PREFIX}{column}" for column in sorted(columns)]
+    columns = [(entry.get("listener") or {}).get("column") for entry in entries]
+    return sorted({f"{EXTRA_PREFIX}{column}" for column in columns if column is not None})
 
 
 def facts_of(

@@ -43,7 +43,6 @@ from earmill.pipeline.spec.job import JobSpec, read_mapping
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
 
-
 # Facts by which the audio of rows is compared.
 HEARD = ("bytes_sha256", "pcm_sha256", "reference_pcm_sha256")
 

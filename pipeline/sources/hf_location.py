@@ -107,9 +107,12 @@ def _opened(spec: HfSpec) -> tuple[Any, str | None]:
                         f"(splits: {', '.join(loaded)})"
                     )
                 loaded = loaded[split]
-            files = sorted(fs.find(path, detail=True).items())
-            tag = tag_of((name, *stat_fields(info).values()) for name, info in files)
-            return (loaded.to_iterable_dataset() if spec.streaming else loaded), tag
+            facts = [
+                (name, *stat_fields(info).values())
+                for name, info in sorted(fs.find(path, detail=True).items())
+                if not posixpath.basename(name).startswith("cache-")  # of `map` and `filter`
+            ]
+            return (loaded.to_iterable_dataset() if spec.streaming else loaded), tag_of(facts)
         # A local folder is for `datasets` to read, of other places the Parquet files are. Asking a
         # web server for a folder reads it.
         folder = not path.endswith(".parquet") and fs.isdir(path)
@@ -142,7 +145,7 @@ def _opened(spec: HfSpec) -> tuple[Any, str | None]:
     if spec.streaming and is_plain:
         return ParquetSet(spec, uris, builder.info.features or config.features), None
     listed = (config.data_files or {}).get(split)
-    # Of each file its etag or its time, or the commit of the hub.
+    # The facts of a file are its etag or its time, or its commit on the hub.
     tag = None if listed is None else tag_of(zip(listed, listed.origin_metadata, strict=False))
     # Audio in a local folder is read in place: there is nothing to build.
     if spec.streaming or (builder.name == AUDIO_FOLDER and os.path.isdir(name)):

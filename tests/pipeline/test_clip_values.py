@@ -97,7 +97,7 @@ def test_a_filtered_set_has_the_features_of_its_rows(closed: Path, format: str) 
 
 
 def test_filters_by_long_lists_have_fingerprints_of_their_own(closed: Path) -> None:
-    """A stream must not resume in another set; pyarrow's text of a long list leaves out its middle."""
+    """A stream must not resume in another set; pyarrow's text of a filter shortens long lists."""
     ds = earmill.open_features(closed)
     others = [f"none{number}.wav" for number in range(30)]
 
