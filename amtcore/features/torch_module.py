@@ -304,10 +304,10 @@ class ModuleRunner:
             (clips, samples), members = batches[k]
             batch, module = [signals[i] for i in members], self._free.get()
             try:
-                returned = module(self._padded(batch, samples, clips))
+                frames = self._cut(module(self._padded(batch, samples, clips)), batch, clips)
             finally:
                 self._free.put(module)
-            made.update(zip(members, self._cut(returned, batch, clips), strict=True))
+            made.update(zip(members, frames, strict=True))
 
         if len(self._plain) > 1 and self._backend.name == "cpu":
             parallel_for(run, len(batches))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import time
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from amtcore.errors import ParameterError, ShapeError
 from amtcore.features.registry import build_extractor
-from amtcore.features.torch_module import TorchModule
+from amtcore.features.torch_module import ModuleStream, TorchModule
 from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
@@ -252,6 +254,25 @@ def test_a_module_may_overwrite_its_input_and_what_it_returned() -> None:
     plain = build_extractor("torch_module", params=_params(), streams={"encoded": ENCODED})
     for one, clip in zip(made, given, strict=True):
         np.testing.assert_array_equal(one["encoded"], plain.extract([2 * clip])[0]["encoded"])
+
+
+def test_a_copy_of_a_module_is_free_once_its_frames_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    params, taken = _params("InPlace", channel_axis=True, batch=1), count()
+    streams = {"encoded": ENCODED}
+    extractor = build_extractor("torch_module", params=params, streams=streams, threads=2)
+    alone = [extractor.extract([clip])[0]["encoded"] for clip in _clips(*[1.1] * 6)]
+    frames = ModuleStream.frames
+
+    def late(stream: ModuleStream, name: str, returned: Any, clips: int) -> Tensor:
+        if next(taken) == 0:
+            time.sleep(0.2)  # the other thread runs the module on the next clips meanwhile
+        return frames(stream, name, returned, clips)
+
+    monkeypatch.setattr(ModuleStream, "frames", late)
+    for made, wanted in zip(extractor.extract(_clips(*[1.1] * 6)), alone, strict=True):
+        np.testing.assert_array_equal(made["encoded"], wanted)
 
 
 @pytest.mark.parametrize("module", ["Peaks", "OneClip"])
