@@ -293,3 +293,10 @@ def test_a_column_that_no_row_has_ends_the_job_before_work(tmp_path: Path) -> No
     with pytest.raises(SourceError, match="no row of the source has a column 'audiograms'"):
         earmill.add_features(tmp_path / "out", {"extract": [entry]})
     assert not list((tmp_path / "out").glob("additions/*/data/*"))
+    spec = column_job(tmp_path, {"a": json.dumps(FLAT)}, COLUMN)
+    spec["output"] = {"uri": str(tmp_path / "own"), "formats": ["parquet"]}
+    with shards_run_here():
+        earmill.extract(spec)
+        (tmp_path / "rows.csv").write_text("id,uri\na,audio/a.wav\n")
+        with pytest.raises(SourceError, match="no row of the source has a column 'audiogram'"):
+            earmill.extract(spec, update=True)
