@@ -398,7 +398,8 @@ class JoinedFeatures(CombinedFeatures):
     def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
         """Name the rows, or spans of rows, that are read next; see `Features.prefetch`."""
         for each, places in zip(self.sets, self._rows, strict=True):
-            each.prefetch([int(places[row]) for row in rows], spans_s)
+            if each.streams:
+                each.prefetch([int(places[row]) for row in rows], spans_s)
 
     def index_of(self, row_id: str) -> int:
         """Return the position of a row id; KeyError if a set lacks it."""
