@@ -224,7 +224,7 @@ class BucketedBatches:
         }
 
     def identity(self) -> dict[str, Any]:
-        # The lengths are those of the streams that are read, and so are the batches.
+        # The streams that are read decide the lengths, and lengths decide the batches.
         lengths = hashlib.sha256(self.lengths.astype("<i8").tobytes()).hexdigest()[:16]
         return {"batch_size": self.max_rows, self.name: self.budget, "lengths": lengths}
 
