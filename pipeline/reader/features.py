@@ -341,6 +341,7 @@ class Features(FeatureSet):
             extra={k.removeprefix(EXTRA_PREFIX): places.cell(k, index) for k in self._extras},
             features=self._features(process, index, frames, copy=copy) if frames else {},
             first_frame={name: first for name, (first, _) in frames.items()},
+            start_s=0.0 if span_s is None else span_s[0],
         )
 
     def _features(
