@@ -20,7 +20,7 @@ from earmill.pipeline.common.errors import CommitError, SpecError
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.values import as_stored
-from tests.pipeline.reader_data import STREAMS, Writer, make_row, write_set
+from tests.pipeline.reader_data import STREAMS, Writer, make_row
 
 LEVELS = StreamInfo(
     "levels", "meter", "LUFS", 2, PER_CLIP_RATE_HZ, PER_CLIP, ("clip", "statistic"), (0, 1, 2),
