@@ -12,6 +12,7 @@ import torch
 from earmill import Crop, FeatureLoader, Features, collate_packed, open_features
 from earmill.pipeline.loader.crops import _GOLDEN, _mixed, uniform
 from tests.pipeline.event_data import STEP_HZ, counts, write_spikes
+from tests.pipeline.reader_data import LOADED_ROWS as N_ROWS
 from tests.pipeline.reader_data import (
     LOUDNESS_HZ,
     MODULATION_HZ,
@@ -23,18 +24,14 @@ from tests.pipeline.reader_data import (
     stream,
     values,
     write_chunked,
-    write_set,
 )
 
-N_ROWS = 26
 CROP_S = 0.3
 
 
 @pytest.fixture(scope="module")
-def ds(tmp_path_factory: pytest.TempPathFactory) -> Features:
-    path = tmp_path_factory.mktemp("crops")
-    write_set(path, n_rows=N_ROWS, rows_per_shard=7)
-    return open_features(path)
+def ds(seven_a_shard: Path) -> Features:
+    return open_features(seven_a_shard)
 
 
 def starts(stream: Any) -> dict[int, float]:
