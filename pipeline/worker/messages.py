@@ -41,7 +41,6 @@ class WorkerInfo:
 class ShardNotes:
     """A worker's notes on a shard that it published, for progress reports alone."""
 
-    attempt: str
     won: bool  # The commit of this attempt counts.
     stages: Mapping[str, Stretch] = field(default_factory=dict)  # When each began and ended.
     bad: Sequence[QuarantineRow] = ()  # The first `MOST_ROWS_TOLD` of its quarantined rows.
