@@ -103,7 +103,6 @@ OUTAGE_WARM_UP_S = 100.0
 OUTAGE_WARM_UP_PAUSE_S = 10.0
 # Ray starts a dead actor again in a second or two; until then calls to it fail at once.
 RESTART_LIMIT_S = 60.0
-RESTART_POLL_S = 0.2
 
 
 class Scheduler:
@@ -290,9 +289,8 @@ class Scheduler:
                 self._sink(events.WorkersReady(workers, info.threads, info.device, start_s))
             return
         now = self._clock()
-        is_restarting = isinstance(outcome, LostCall) and outcome.restarting
-        if is_restarting and now - slot.warming_since < RESTART_LIMIT_S:
-            slot.retry_s = now + RESTART_POLL_S
+        if outcome.restarting and now - slot.warming_since < RESTART_LIMIT_S:
+            slot.retry_s = now + POLL_S
         else:
             self._warm_up_failed(slot, outcome)
 
