@@ -279,6 +279,7 @@ def test_stretches_of_a_recording(
     row = found.slice(number, start_s, stop_s)
     wanted = whole.slice(whole.index_of("day.flac"), start_s, stop_s)
     assert row.first_frame == wanted.first_frame and row.row_id == "day.flac"
+    assert row.start_s == wanted.start_s == start_s
     assert row.seconds == pytest.approx(wanted.seconds)
     for name, values in wanted.features.items():
         assert_same(row.features[name], values, near=2e-7)

@@ -212,6 +212,17 @@ def test_a_state_that_does_not_fit_is_refused(small: Path, grouped: Path) -> Non
             stream.load_state_dict(state | {"version": version})
 
 
+def test_a_state_of_batches_by_other_streams_is_refused(small: Path) -> None:
+    """The frames of the streams that are read decide the batches."""
+    fast, slow = (
+        open_features(small, streams=[name]).iterable(seed=1, batch_frames=400)
+        for name in ("modulation", "loudness")
+    )
+    with pytest.raises(ValueError, match="lengths="):
+        slow.load_state_dict(fast.state_dict())
+    fast.load_state_dict(fast.state_dict())
+
+
 def test_a_loader_out_of_order_is_refused(small: Path) -> None:
     with pytest.raises(ValueError, match="in_order=False would make positions meaningless"):
         FeatureLoader(open_features(small).iterable(), in_order=False)
