@@ -85,6 +85,14 @@ class Parameter:
         return plain if self.required else plain | {"default": self.default}
 
 
+def argument_texts(docstring: str | None) -> dict[str, str]:
+    """Return the arguments of a docstring, each with its description on one line."""
+    text = inspect.cleandoc(docstring or "")
+    _, _, section = text.partition("\nArgs:\n")
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
+    return {name: " ".join(meaning.split()) for name, meaning in _ENTRY.findall(section)}
+
+
 def parameters_of(constructor: type, *, leave_out: Collection[str] = ()) -> dict[str, Parameter]:
     """Return the parameters of a class by name: arguments of its constructor, or its fields.
 
@@ -95,7 +103,7 @@ def parameters_of(constructor: type, *, leave_out: Collection[str] = ()) -> dict
     """
     meanings: dict[str, str] = {}
     for each in reversed(constructor.__mro__):  # fields may be inherited, and are said there
-        meanings |= _meanings(each.__doc__)
+        meanings |= argument_texts(each.__doc__)
     # `signature` of a class leaves annotations as text; self is the first argument.
     initial = constructor.__init__  # type: ignore[misc]
     arguments = [*inspect.signature(initial, eval_str=True).parameters.values()][1:]
@@ -136,14 +144,6 @@ def built(constructor: Callable[..., _Built], model: str, params: Mapping[str, o
         return constructor(**params)
     except TypeError as error:
         raise ParameterError(f"model {model!r}: {error}") from error
-
-
-def _meanings(docstring: str | None) -> dict[str, str]:
-    """Return the entries of `Args`, each on one line."""
-    text = inspect.cleandoc(docstring or "")
-    _, _, section = text.partition("\nArgs:\n")
-    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
-    return {name: " ".join(meaning.split()) for name, meaning in _ENTRY.findall(section)}
 
 
 def _words(wanted: Any) -> str:

@@ -13,8 +13,8 @@ from earmill.jobs.console.terminal import console
 from earmill.pipeline.common.errors import SpecError
 from earmill.pipeline.common.text import nearest
 
-# A heading of the page about errors, and a line of its table: reason, meaning, help.
-HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+# The begin of a section of the page about errors, and a line of its table: reason, meaning, help.
+SECTION = re.compile(r"^(?=#+ )", re.MULTILINE)
 REASON = re.compile(r"^\| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
 # A link; a terminal shows its text and the file in the repository, without an anchor.
 LINK = re.compile(r"\[([^]]+)\]\((?:\.\./)?([^)#]+)[^)]*\)")
@@ -55,12 +55,9 @@ def page_text() -> str:
 def explanation(page: str, topic: str) -> str:
     """Return the section of a page about a topic, or about a reason for quarantine, as Markdown.
     `## No answer` is the heading of topic `no-answer`."""
-    heads = list(HEADING.finditer(page))
-    ends = [head.start() for head in heads[1:]] + [len(page)]
-    topics = {
-        head[1].lower().replace(" ", "-"): page[head.start() : end].rstrip()
-        for head, end in zip(heads, ends, strict=True)
-    }
+    sections = [section.rstrip() for section in SECTION.split(page)[1:]]
+    headings = [section.partition("\n")[0].lstrip("# ") for section in sections]
+    topics = dict(zip((each.lower().replace(" ", "-") for each in headings), sections, strict=True))
     reasons = {
         name: f"## {name}\n\n{means}: {helps}." for name, means, helps in REASON.findall(page)
     }

@@ -17,7 +17,7 @@ from earmill.jobs.report.corpus import Stored, bad_rows_of, corpus, quarantine, 
 from earmill.jobs.report.examples import chosen, examples
 from earmill.jobs.report.page import page
 from earmill.jobs.report.work import work_of
-from earmill.pipeline.common.errors import EarmillError, OutputError
+from earmill.pipeline.common.errors import OutputError
 from earmill.pipeline.common.text import quantity
 from earmill.pipeline.dataset.description import DatasetFile
 from earmill.pipeline.dataset.watch import count_reasons
@@ -25,9 +25,12 @@ from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.local_store import write_local
 from earmill.pipeline.storage.retrying import store_errors
 
-# Most rows with features; least and most seconds of each.
-MOST_EXAMPLES = 50
-SECONDS = (0.1, 120.0)
+# Type, least and most of the numbers among the options.
+LIMITS: Mapping[str, tuple[type, float, float, str]] = {
+    "rows": (Integral, 0, math.inf, "a whole number of 0 or more"),
+    "examples": (Integral, 0, 50, "a whole number from 0 to 50"),
+    "seconds": (Real, 0.1, 120, "a number from 0.1 to 120"),
+}
 MOST_SPEC = 20_000  # Characters of the job file that the page shows.
 
 
@@ -42,16 +45,10 @@ class Options:
     def __post_init__(self) -> None:
         if isinstance(self.row_ids, str):
             raise ValueError(f"row_ids: expected a list of ids, got {self.row_ids!r}")
-        _check_number("rows", self.rows, 0, math.inf, whole=True)
-        _check_number("examples", self.examples, 0, MOST_EXAMPLES, whole=True)
-        _check_number("seconds", self.seconds, *SECONDS, whole=False)
-
-
-def _check_number(name: str, value: float, low: float, high: float, *, whole: bool) -> None:
-    kind, called = (Integral, "a whole number") if whole else (Real, "a number")
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        limits = f"of {low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"
-        raise ValueError(f"{name}: expected {called} {limits}, got {value!r}")
+        for name, (kind, low, high, text) in LIMITS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+                raise ValueError(f"{name}: expected {text}, got {value!r}")
 
 
 def write_report(uri: str, out: Path, **options: Any) -> Path:
@@ -80,15 +77,7 @@ def report_html(
     positions = chosen(stored.features, options.examples, options.row_ids)
     facts, bad = row_facts(stored), bad_rows_of(stored, options.rows)
     on_begin(f"drawing {quantity(len(positions), 'row')}")
-    dataset, source = stored.features.dataset, job or ""
-    if not options.audio:
-        source = "the report was made without sound"
-    elif job is None:
-        output = {**dataset.spec["output"], "uri": stored.layout.url()}
-        try:
-            source = JobSpec.load({**dataset.spec, "name": dataset.name, "output": output})
-        except EarmillError as error:
-            source = f"the job in dataset.json cannot be read: {error}"
+    dataset = stored.features.dataset
     values = {
         "name": dataset.name,
         "place": stored.layout.url(),
@@ -98,7 +87,7 @@ def report_html(
         "corpus": corpus(stored, facts),
         "quarantine": quarantine(count_reasons(stored.facts), bad),
         "work": work_of(stored.facts),
-        "examples": examples(stored, positions, options.seconds, source),
+        "examples": examples(stored, positions, options.seconds, job, audio=options.audio),
         "rows": rows_of(stored, facts, bad, options.rows),
         "about": _about(stored),
     }

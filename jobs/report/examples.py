@@ -21,13 +21,7 @@ from earmill.pipeline.audio.channels import clips_of_channels
 from earmill.pipeline.audio.decode import BlockReader
 from earmill.pipeline.audio.decoder_pool import DecoderPool
 from earmill.pipeline.common.byte_streams import digest_of
-from earmill.pipeline.common.errors import (
-    CommitError,
-    EarmillError,
-    RowError,
-    SourceError,
-    SourceOutage,
-)
+from earmill.pipeline.common.errors import EarmillError, RowError, SourceError, SourceOutage
 from earmill.pipeline.common.text import named_line, one_line
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.reader.combined import JoinedFeatures
@@ -166,23 +160,21 @@ def chosen(features: Features, count: int, row_ids: Sequence[str]) -> list[int]:
 
 
 def examples(
-    stored: Stored, positions: Sequence[int], seconds: float, job: JobSpec | str
+    stored: Stored, positions: Sequence[int], seconds: float, job: JobSpec | None, *, audio: bool
 ) -> list[dict[str, Any]]:
     """Return the first seconds of rows in detail, by their positions in `stored.features`. `job`
-    names the source of the sound, or is the reason why there is none."""
-    player: Player | str = ""  # A text says why there is no sound.
+    has credentials of the source; without `audio` the source is not opened."""
+    dataset, player, why = stored.features.dataset, None, "the report was made without sound"
     planned: Mapping[str, Sequence[Item]] = {}
-    try:
-        if isinstance(job, str):
-            player = job
-        elif positions:
-            player = Player(job, seconds)
-            plan = Plan.read(stored.layout, stored.features.dataset.plan_id)
+    if audio and positions:
+        try:
+            plan = Plan.read(stored.layout, dataset.plan_id)
             planned = {shard.shard_id: shard.items for shard in plan.shards}
-    except CommitError as error:
-        player = str(error)
-    except EarmillError as error:
-        player = f"the source cannot be opened: {error}"
+            output = {**dataset.spec["output"], "uri": stored.layout.url()}
+            stated = {**dataset.spec, "name": dataset.name, "output": output}
+            player = Player(job or JobSpec.load(stated), seconds)
+        except EarmillError as error:
+            why = f"the source cannot be opened: {error}"
     shown = []
     for position in positions:
         known = stored.features.table.slice(position, 1).to_pylist()[0]
@@ -203,12 +195,15 @@ def examples(
             if not (isinstance(error, EarmillError | ValueError) or is_store_error(error)):
                 raise
             problem = named_line(error)
+        sound = Sound(why=why)
+        if player is not None:
+            sound = _sound(player, planned.get(known["shard"], ()), known, facts)
         shown.append(
             {
                 "row_id": known["row_id"],
                 "seconds": known["seconds"],
                 "shown_s": shown_s,
-                "sound": _sound(player, planned.get(known["shard"], ()), known, facts),
+                "sound": sound,
                 "plots": plots,
                 "clip_values": values,
                 "facts": _cells({name: facts.get(name) for name in FACTS}),
@@ -224,13 +219,11 @@ def _cells(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sound(
-    player: Player | str, items: Iterable[Item], row: Mapping[str, Any], facts: Mapping[str, Any]
+    player: Player, items: Iterable[Item], row: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> Sound:
     """Return the sound of a row of the index, given its planned shard and its provenance."""
     if not facts:
         return Sound(why="its provenance cannot be read")
-    if isinstance(player, str):
-        return Sound(why=player)
     wanted = row["plan_row_id"]
     item = next((item for item in items if item.row_id == wanted), None)
     if item is None:

@@ -40,9 +40,6 @@ class LivePage:
             "remarks": ["No job has begun here yet: this page shows it as soon as it has."],
             "share": 0.0,
             "told": "waiting for a job to begin",
-            "figures": [],
-            "work": None,
-            "quarantine": None,
         }
         return page("live.html", self._common | values)
 

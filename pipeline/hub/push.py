@@ -21,7 +21,7 @@ from earmill.pipeline.common.byte_streams import sha256_of
 from earmill.pipeline.common.errors import CommitError, HubError, OutputError
 from earmill.pipeline.common.gathering import within
 from earmill.pipeline.common.machine import Threads
-from earmill.pipeline.common.text import Shown, bytes_text
+from earmill.pipeline.common.text import Shown, bytes_text, few
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.snapshot import (
@@ -68,10 +68,9 @@ def contents_of(layout: Layout, *, hashes: bool = False) -> Contents:
     `verify` refuses it. With `hashes` every file is read, else only sizes and small files."""
     report = verify(layout, hashes=hashes)
     if report.problems:
-        more = f"; and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
         raise OutputError(
             f"{layout.url()}: expected a finished dataset that `earmill verify` finds whole, "
-            f"got: {report.problems[0]}{more}"
+            f"got: {few(report.problems, 1)}"
         )
     dataset, current = require_dataset(layout), require_current(layout)
     files = {file.path: file for file in _files(layout, current)}
@@ -122,14 +121,14 @@ class Progress:
     files_sent: int = 0
     bytes_sent: int = 0
 
-    def after(self, files: Sequence[OutFile], *, sent: bool) -> Progress:
-        count, nbytes = len(files), sum(file.bytes for file in files)
+    def after(self, done: Collection[OutFile], sent: Collection[OutFile] = ()) -> Progress:
+        """Return the state after more files are done, of which some were sent."""
         return replace(
             self,
-            files=self.files + count,
-            bytes=self.bytes + nbytes,
-            files_sent=self.files_sent + sent * count,
-            bytes_sent=self.bytes_sent + sent * nbytes,
+            files=self.files + len(done),
+            bytes=self.bytes + sum(file.bytes for file in done),
+            files_sent=self.files_sent + len(sent),
+            bytes_sent=self.bytes_sent + sum(file.bytes for file in sent),
         )
 
 
@@ -189,9 +188,7 @@ def push(
             f"{repo.repo_id}: expected at most {MOST_FILES:,} files in one commit, got "
             f"{len(missing):,}; merge shards with `earmill compact`, or write Parquet alone"
         )
-    progress = Progress(len(files), contents.bytes).after(
-        [files[path] for path in same], sent=False
-    )
+    progress = Progress(len(files), contents.bytes).after([files[path] for path in same])
     on_progress(progress)
     if not missing and not removed:
         return Pushed(repo.url, parent, False, progress, ())
@@ -201,8 +198,7 @@ def push(
     for group in within(missing, lambda file: (1, file.bytes), (GROUP_FILES, GROUP_BYTES)):
         additions += _upload(layout, repo, group)
         sent = {file.sha256: file for file in group if file.sha256 not in held}.values()
-        present = [file for file in group if file not in sent]
-        progress = progress.after(list(sent), sent=True).after(present, sent=False)
+        progress = progress.after(group, sent)
         held.update(file.sha256 for file in sent)
         on_progress(progress)
     name, entry = contents.dataset.name, contents.entry
@@ -222,17 +218,14 @@ def _refuse_another(
     """Raise HubError if the repository holds something else."""
     others = sorted({path.split("/")[0] for path in there} - set(OF_THE_HUB))
     if DATASET_FILE in there:
-        if f'"{dataset.spec_sha256}"'.encode() in repo.read(DATASET_FILE, parent):
-            return
-        what = "the features of another job"
-    elif others:
-        what = f"{', '.join(others[:3])}{' and more' if len(others) > 3 else ''}"
-    else:
-        return
-    raise HubError(
-        f"{repo.repo_id}: expected an empty repository or an earlier push of this dataset, found "
-        f"{what}; take another id, or --replace (the repository's history keeps what was there)"
-    )
+        is_ours = f'"{dataset.spec_sha256}"'.encode() in repo.read(DATASET_FILE, parent)
+        others = [] if is_ours else ["the features of another job"]
+    if others:
+        raise HubError(
+            f"{repo.repo_id}: expected an empty repository or an earlier push of this dataset, "
+            f"found {few(others, separator=', ')}; take another id, or --replace (the repository's "
+            "history keeps what was there)"
+        )
 
 
 def _is_same(layout: Layout, file: OutFile, stored: RepoFile) -> bool:

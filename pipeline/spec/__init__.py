@@ -8,28 +8,35 @@ The package may import `common`, `storage` and `audio`, whose settings it names.
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from amtcore.features.parameters import argument_texts
 from earmill.pipeline.common.redact import has_secrets
+from earmill.pipeline.common.text import nearest
 
-ENTRY = re.compile(r"^    (\w+): (.+(?:\n {5,}.+)*)", re.MULTILINE)
+KEY_ERROR = "key"  # Type of errors whose text is complete but for the path of the key.
 
 
-def argument_texts(docstring: str | None) -> dict[str, str]:
-    """Return the arguments of a docstring, each with its description on one line.
-
-    Example:
-        >>> argument_texts("A row.\\n\\n    Args:\\n        uri: where\\n            it is.\\n")
-        {'uri': 'where it is.'}
-    """
-    _, _, section = inspect.cleandoc(docstring or "").partition("\nArgs:\n")
-    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]
-    return {name: " ".join(text.split()) for name, text in ENTRY.findall(section)}
+def key_errors(texts: Mapping[str, str]) -> ValidationError:
+    """Return the error of a section with wrong keys, from a text for each key."""
+    errors = [
+        InitErrorDetails(type=PydanticCustomError(KEY_ERROR, "{text}", {"text": t}), loc=(k,))
+        for k, t in texts.items()
+    ]
+    return ValidationError.from_exception_data("section", errors)
 
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -50,6 +57,17 @@ class SpecModel(BaseModel):
         for name, field in cls.model_fields.items():
             field.description = meanings.get(name)
         cls.model_rebuild(force=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:
+        """Refuse unknown keys; the message of pydantic does not name the valid keys."""
+        valid = [*cls.model_fields]
+        keys = map(str, value) if isinstance(value, Mapping) else ()
+        if unknown := [key for key in keys if key not in valid]:
+            known = f"(valid keys: {', '.join(valid)})"
+            raise key_errors({k: f"unknown key{nearest(k, valid)} {known}" for k in unknown})
+        return value
 
     @field_validator("*", mode="before")
     @classmethod

@@ -491,7 +491,7 @@ class JobSpec(SpecModel):
             spec = cls.model_validate(merged)
             spec.canonical()  # raises for values without a canonical form
         except ValidationError as error:
-            raise SpecError(f"{name}: {explain(error, cls, merged)}") from None
+            raise SpecError(f"{name}: {explain(error)}") from None
         except SpecError as error:
             raise SpecError(f"{name}: {error}") from None
         return spec
@@ -520,7 +520,7 @@ def check_unique_streams(named: Sequence[tuple[str, str]]) -> None:
     owners: dict[str, str] = {}
     for model, stream in named:
         if stream in owners:
-            raise ValueError(
+            raise SpecError(
                 f"stream {stream!r} comes from both {owners[stream]} and {model}; "
                 "stream names must be unique over the extract list"
             )

@@ -147,12 +147,9 @@ def describe_models(spec: JobSpec) -> list[Description]:
 
 def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
     pairs = list(zip(spec.extract, models, strict=True))
-    try:
-        check_unique_streams(
-            [(entry.model, each.name) for entry, made in pairs for each in made.streams]
-        )
-    except ValueError as error:
-        raise SpecError(f"extract: {error}") from error
+    check_unique_streams(
+        [(entry.model, each.name) for entry, made in pairs for each in made.streams]
+    )
     warm_up_s(spec.audio.spans, models, [entry.model for entry in spec.extract])
     infos = [stream for made in models for stream in made.streams]
     tiny = [f"{info.model} {info.name}" for info in infos if info.unit in TINY_UNITS]

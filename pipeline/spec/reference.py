@@ -62,6 +62,16 @@ STREAMS_NOTE = """\
 `extract.N.streams` maps the name of a stream to its options; `{}` or null takes all defaults.
 The last table has the streams of each model.
 """
+FRAME_OPTIONS = """\
+| key | of streams | type | default | meaning |
+| --- | --- | --- | --- | --- |
+| `frame_rate_hz` | all but spikes and loudness_summary | number > 0 \
+| `{rate_hz:g}`; loudness traces: every frame of the model \
+| Frames per second, at most one per sample (loudness: per frame of the model). |
+| `pool` | all but spikes and loudness_summary | `mean`, `rms`, `max`, `subsample` \
+| `{pool}` | How the samples of a frame become one value. |
+| `unit` | short_term_loudness, long_term_loudness, loudness_summary | `sone`, `phon` \
+| `sone` | Unit of the stored loudness. |"""
 
 
 def reference() -> str:
@@ -165,29 +175,6 @@ def _stream_options() -> list[str]:
     from amtcore.features.parameters import parameters_of
     from amtcore.features.spike_encoder import SpikeOptions
 
-    of_frames = [
-        (
-            "`frame_rate_hz`",
-            "all but spikes and loudness_summary",
-            "number > 0",
-            f"`{DEFAULT_FRAME_RATE_HZ:g}`; loudness traces: every frame of the model",
-            "Frames per second, at most one per sample (loudness: per frame of the model).",
-        ),
-        (
-            "`pool`",
-            "all but spikes and loudness_summary",
-            "`mean`, `rms`, `max`, `subsample`",
-            f"`{DEFAULT_POOL}`",
-            "How the samples of a frame become one value.",
-        ),
-        (
-            "`unit`",
-            "short_term_loudness, long_term_loudness, loudness_summary",
-            "`sone`, `phon`",
-            "`sone`",
-            "Unit of the stored loudness.",
-        ),
-    ]
     of_events = [
         (
             f"`{each.name}`",
@@ -198,7 +185,7 @@ def _stream_options() -> list[str]:
         for each in parameters_of(SpikeOptions).values()
     ]
     return [
-        table(("key", "of streams", "type", "default", "meaning"), of_frames),
+        FRAME_OPTIONS.format(rate_hz=DEFAULT_FRAME_RATE_HZ, pool=DEFAULT_POOL),
         "Options of a stream of events, `spikes`:",
         table(("key", "type", "default", "meaning"), of_events),
     ]

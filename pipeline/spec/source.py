@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from earmill.pipeline.common.errors import ExtensionError
 from earmill.pipeline.common.extension_points import SOURCES
 from earmill.pipeline.common.text import alternatives
-from earmill.pipeline.spec import Options, PlainUri, SpecModel
-
-KIND_ERROR = "source_kind"
+from earmill.pipeline.spec import Options, PlainUri, SpecModel, key_errors
 
 
 class SourceSection(SpecModel):
@@ -79,25 +76,16 @@ def source_kind(name: str) -> SourceKind:
     return found
 
 
-def section_for(value: Any) -> type[SourceSection] | None:
-    """Return the model of a section in a job file; None if its kind is not valid."""
-    try:
-        return source_kind(value["kind"]).section
-    except (ExtensionError, LookupError, TypeError):
-        return None
-
-
 def _as_section(value: Any) -> Any:
     """Turn a mapping into the section of its `kind`; validation refuses other values."""
     if not isinstance(value, Mapping):
         return value
     if "kind" not in value:
-        text = f"missing; expected {alternatives(SOURCES.names())}"
-        raise PydanticCustomError(KIND_ERROR, "{text}", {"text": text})
+        raise key_errors({"kind": f"missing; expected {alternatives(SOURCES.names())}"})
     try:
         kind = source_kind(str(value["kind"]))
     except ExtensionError as error:
-        raise PydanticCustomError(KIND_ERROR, "{text}", {"text": str(error)}) from error
+        raise key_errors({"kind": str(error)}) from error
     return kind.section.model_validate(dict(value))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from amtcore.features.parameters import argument_texts
 from amtcore.features.spike_encoder import SpikeOptions
-from earmill.pipeline.spec import argument_texts
 from earmill.pipeline.spec.reference import reference, sections, type_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "spec.md"
