@@ -45,7 +45,7 @@ def _envelope(bands: Wave, model: Dau1997 | Osses2021 | King2019) -> Wave:
 
 
 def _adapted(x: Wave, stage: AdaptLoop) -> Wave:
-    rows = stage.coefficients(len(x)).double().numpy().T
+    rows = stage.recurrences(len(x))[0].coef.double().numpy().T
     floor, offset, scale = rows[:3]
     rise, overshoot, steepness = rows[3::3], rows[4::3], rows[5::3]
     divisors, out = stage.rest_state(1, len(x))[0].double().numpy().T.copy(), np.empty_like(x)

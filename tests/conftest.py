@@ -24,7 +24,9 @@ os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 settings.register_profile("tests", drawn(100))
 settings.load_profile("tests")
 # Imported modules and collected tests stay: collections as often as usual take a tenth of a run.
+# Before the first test they take a second, and find little.
 gc.set_threshold(10_000)
+gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,6 +50,7 @@ def pytest_collection_finish() -> None:
         once = functools.cache(typer.get_command)
         pytest.MonkeyPatch().setattr(typer, "get_command", once)
     gc.freeze()
+    gc.enable()
 
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.

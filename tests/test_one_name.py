@@ -38,15 +38,6 @@ def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
         assert getattr(importlib.import_module(home), found.__name__) is found
 
 
-def test_opening_features_loads_no_torch_dataset() -> None:
-    code = (
-        "import sys\nfrom earmill import open_features\n"
-        "print([m for m in sys.modules if m.endswith('torch_datasets') or m == 'torch'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_the_lazy_names_are_those_that_type_checkers_see() -> None:
     tree = ast.parse(Path(earmill.__file__).with_suffix(".pyi").read_text())
     imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]

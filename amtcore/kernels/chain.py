@@ -197,8 +197,9 @@ class ChainTables:
 
 
 @functools.lru_cache(maxsize=64)
-def tables_of_steps(steps: Steps, channels: int) -> ChainTables:
+def tables_of_steps(steps: Steps | str, channels: int) -> ChainTables:
     """Return the layout of operations, coefficients and states side by side; all keep the rate."""
+    steps = steps_of(steps)
     for operation, argument in steps:
         if operation.rate(argument) != Rate():
             raise ParameterError(f"operations at full rate must keep it: {operation.name} does not")

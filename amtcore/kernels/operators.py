@@ -355,7 +355,7 @@ def _fake_chain(x: Tensor, coef: Tensor, state: Tensor, steps: str) -> tuple[Ten
 _chain_operator = _define_pair(
     "chain",
     _fake_chain,
-    lambda coef, steps: chain.tables_of_steps(chain.steps_of(steps), len(coef)),
+    lambda coef, steps: chain.tables_of_steps(steps, len(coef)),
     lambda x, coef, state, steps, *rest: (
         x,
         coef,
@@ -379,9 +379,9 @@ def run_step(
     return _chain_operator(x, coef, state, ((operation, argument),))
 
 
-def can_fuse(x: Tensor, ops: Sequence[ChainStep]) -> bool:
-    """Return True if no derivative with respect to the input or coefficients may be requested."""
-    return not wants_derivative(x, *(op.coef for op in ops))
+def can_fuse(x: Tensor, ops: Sequence[ChainStep], *states: Tensor) -> bool:
+    """Return True if no derivative of these tensors or of coefficients may be requested."""
+    return not wants_derivative(x, *states, *(op.coef for op in ops))
 
 
 def run_fused(x: Tensor, ops: Sequence[ChainStep], state: Tensor) -> tuple[Tensor, Tensor]:
@@ -399,20 +399,22 @@ def rest_state(ops: Sequence[ChainStep], batch: int) -> Tensor:
 
 
 def run_ops(
-    x: Tensor, ops: Sequence[ChainStep], state: Tensor, backend: str | None = None
+    x: Tensor, ops: Sequence[ChainStep], state: Tensor | None = None, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """Run operations that keep the rate, one after another.
 
     Args:
         x: (batch, channel or 1, time).
-        ops: One or more operations; their own states are not used.
-        state: (batch, channel, values), the states of all operations side by side.
+        ops: One or more operations.
+        state: (batch, channel, values), the states of all operations side by side; None is the
+            operations' own states.
         backend: Kernel choice; None picks.
     Returns:
         Outputs (batch, channel, time) and the state after them. Several operations without a
         derivative share one pass, with the same values.
     """
-    if len(ops) > 1 and can_fuse(x, ops) and not use_reference(x, backend):
+    state = rest_state(ops, x.shape[0]) if state is None else state
+    if len(ops) > 1 and can_fuse(x, ops, state) and not use_reference(x, backend):
         return run_fused(x, ops, state)
     counts = [op.state.shape[1] for op in ops]
     if state.shape[-1] != sum(counts):

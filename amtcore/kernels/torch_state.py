@@ -72,7 +72,7 @@ def is_transformed(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     # Inside `grad`, `vjp` and `jvp` every new tensor belongs to the transform; in `vmap` only some.
-    return any(_is_wrapper(tensor) for tensor in (*tensors, torch.zeros(1)))
+    return any(map(_is_wrapper, (*tensors, torch.zeros(1))))
 
 
 def _is_wrapper(tensor: Tensor) -> bool:
@@ -85,9 +85,10 @@ def wants_derivative(*tensors: Tensor) -> bool:
     Tensors of a transform count: an outer transform that differentiates them is not visible.
     """
     recorded = torch.is_grad_enabled()
-    if any((recorded and tensor.requires_grad) or has_tangent(tensor) for tensor in tensors):
-        return True
-    return not torch.compiler.is_compiling() and any(_is_wrapper(tensor) for tensor in tensors)
+    for tensor in tensors:
+        if (recorded and tensor.requires_grad) or has_tangent(tensor):
+            return True
+    return not torch.compiler.is_compiling() and any(map(_is_wrapper, tensors))
 
 
 def can_run(x: Tensor) -> bool:

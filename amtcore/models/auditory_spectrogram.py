@@ -156,7 +156,7 @@ class AuditorySpectrogram(FrameModule):
     def ear_outputs(self, signal: Tensor, count: int = 2) -> Tensor:
         """Return the first `count` of filters and hair cell, (channel, time) of (time,)."""
         x, steps = finite_signal(signal, self.dtype), self.ear()[:count]
-        return run_ops(x[None, None], steps, rest_state(steps, 1))[0][0]
+        return run_ops(x[None, None], steps)[0][0]
 
     def stream(
         self,

@@ -243,7 +243,7 @@ class LoudnessModel(Model):
         """Process the next chunk like `stream`, and return all `Loudness` of its frames."""
         require_fusable(self, self.named_children())
         if state is not None:
-            check_state(self, state, LoudnessState)
+            check_state(self, state, LoudnessState, x)
         signal, batched = self._as_batch(x)
         signal, grid = torch.nn.functional.hardshrink(signal, SILENT_PA), self.grid()
         silence = signal.new_zeros(*signal.shape[:-1], grid.reach)  # before the first sample

@@ -155,12 +155,14 @@ class ModulationSpectrum(FixedType):
         mean = (windows * hann).sum(-1) / hann.sum()
         if not windows.numel():
             return windows.new_zeros(*mean.shape, len(self.fc)), mean
-        spectrum = torch.fft.rfft(hann * (windows - mean.unsqueeze(-1)))
+        waves, silent = hann * (windows - mean.unsqueeze(-1)), (mean == 0).unsqueeze(-1)
+        if self.relative:
+            # Divided before they are squared: squares of the sound's last decay are 0 in float32.
+            waves = waves / torch.where(silent, 1.0, mean.unsqueeze(-1))
+        spectrum = torch.fft.rfft(waves)
         energy = product(torch.view_as_real(spectrum).flatten(-2).square(), shares)
         if self.relative:
-            silent = mean == 0
-            energy = energy / torch.where(silent, 1.0, mean).square().unsqueeze(-1)
-            energy = torch.where(silent.unsqueeze(-1), 0.0, energy)
+            energy = torch.where(silent, 0.0, energy)
         return torch.where(self.valid(length), energy, math.nan), mean
 
     def _tables(self, length: int) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,6 @@ from amtcore.kernels.operations.sections import STATE_VARIABLE
 from amtcore.kernels.operators import operator, run_ops
 from amtcore.kernels.torch_state import can_run, rows_of
 from amtcore.kernels.vector.jit import kernel
-from amtcore.kernels.vector.memory import aligned
 from amtcore.kernels.vector.simd import LANES, fma, vabs, vload, vmax, vsplat, vstore
 from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
@@ -50,8 +49,6 @@ LAYOUTS = {
 OFFSET_LUFS = -0.691
 #: Steps between blocks per second, and steps of a block.
 STEPS_PER_S, STEPS = 10, {"momentary": 4, "short_term": 30}
-#: Outputs of a clip that come from the blocks of an output.
-SUMMARIES = {"momentary": "integrated", "short_term": "lra"}
 #: Power of the absolute gate, -70 LUFS; relative gates of integrated loudness and of its range.
 ABSOLUTE_GATE, RELATIVE_GATE, RANGE_GATE = 10.0 ** ((-70.0 - OFFSET_LUFS) / 10.0), 0.1, 0.01
 #: Percentiles of the loudness range.
@@ -94,34 +91,30 @@ def filter_row(x: Any, coef: Any, state: Any, power: int, y: Any) -> None:
 
 @kernel
 def find_peak(x: Any, taps: Any, peak: Any) -> None:
-    """Raise peak[0] to the largest magnitude of all phases, in whole vectors of outputs.
+    """Raise `peak` (LANES) to the largest magnitudes of all phases, in whole vectors of outputs.
 
     Output n is the sum over k of taps[phase, k] x[n + K - 1 - k] with K taps.
     """
-    order, best = taps.shape[1] - 1, vsplat(x, peak[0])
+    order, best = taps.shape[1] - 1, vload(peak, 0)
     for n in range(0, x.shape[0] - order - LANES + 1, LANES):
         for phase in range(taps.shape[0]):
             total = vsplat(x, 0.0)
             for k in range(order + 1):
                 total = fma(vsplat(x, taps[phase, k]), vload(x, n + order - k), total)
             best = vmax(best, vabs(total))
-    lanes = aligned(LANES, x)
-    vstore(lanes, 0, best)
-    for lane in range(LANES):
-        peak[0] = max(peak[0], lanes[lane])
+    vstore(peak, 0, best)
 
 
 class LoudnessState(NamedTuple):
-    """State between chunks; a row is a channel of a signal."""
+    """State between chunks."""
 
-    filters: Tensor  #: (row, 4) states of the K-weighting.
-    squares: Tensor  #: (row, time) squares of weighted samples of an incomplete step.
-    steps: Tensor  #: (row, step) sums of the squares of each step.
-    first: int  #: Number of the first step in `steps`.
-    blocks: tuple[int, int]  #: Momentary and short-term blocks that were returned.
+    filters: Tensor  #: States of the K-weighting (.., channel, 4).
+    squares: Tensor  #: Squares of weighted samples of an incomplete step (.., channel, time).
+    steps: Tensor  #: Sums of the squares of the last whole steps (.., channel, step).
+    whole: int  #: Whole steps so far.
     received: int  #: Samples so far.
-    waiting: Tensor  #: (row, time) samples that the next true-peak outputs need.
-    peaks: Tensor  #: (row,) largest magnitude so far.
+    waiting: Tensor  #: Samples that the next true-peak outputs need (.., channel, time).
+    peaks: Tensor  #: Largest magnitude so far (.., channel).
 
 
 def loudness(power: Tensor) -> Tensor:
@@ -254,10 +247,9 @@ class ProgrammeLoudness(FrameModule):
         self.register_buffer("phases", taps.to(dtype))
         ragged = Fraction(self._step.denominator - 1, self._step.denominator)
         self.grids = {
-            name: FrameGrid(1, self._step, self._start(steps) - ragged, least=LEAST_LEVEL)
+            name: FrameGrid(1, self._step, steps * self._step - ragged, least=LEAST_LEVEL)
             for name, steps in STEPS.items()
-        }
-        self.grids |= {
+        } | {
             "integrated": FrameGrid(1, None, columns=("integrated",), least=LEAST_LEVEL),
             "lra": FrameGrid(1, None, columns=("lra",), least=0.0),
             "true_peak": FrameGrid(len(columns), None, columns=columns, least=LEAST_LEVEL),
@@ -267,12 +259,8 @@ class ProgrammeLoudness(FrameModule):
         """Return the text of `print(meter)`."""
         return f"fs={self.fs:g}, layout={self.layout!r}, lra_pad={self.lra_pad:g}, {self.dtype}"
 
-    def _start(self, step: int) -> int:
-        """Return the first sample of a step."""
-        return step * self._step.numerator // self._step.denominator
-
-    def _rows(self, signal: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """Return (row, time) in the working type, and the axes (.., channel) of the rows."""
+    def _channels(self, signal: Tensor) -> Tensor:
+        """Return a signal (.., channel, time) in the working type."""
         signal = finite_signal(signal, self.dtype)
         channels = len(self.weights)
         x = signal.unsqueeze(-2) if channels == 1 or signal.ndim == 1 else signal
@@ -281,53 +269,77 @@ class ProgrammeLoudness(FrameModule):
                 f"expected (.., channel, time) with 1 or {channels} channels of the layout "
                 f"{self.layout!r}, got {tuple(signal.shape)}"
             )
-        return rows_of(x), tuple(x.shape[:-1])
+        return x
 
     def k_weighted(self, signal: Tensor) -> Tensor:
         """Return the K-weighted signal in float64: (.., time) -> (.., channel, time)."""
-        rows, axes = self._rows(signal)
-        return self._weighted(rows, self._rest(rows).filters, 1)[0].unflatten(0, axes)
+        x = self._channels(signal)
+        return self._weighted(x, self._rest(x).filters, 1)[0]
 
-    def _weighted(self, rows: Tensor, state: Tensor, power: int) -> tuple[Tensor, Tensor]:
-        """Filter (row, time); return a power of the result, 1 or 2, and the next state (row, 4)."""
-        if can_run(rows):
-            y, state = torch.empty(rows.shape, dtype=torch.float64), state.clone()
-            signals, coef = rows.detach().contiguous().numpy(), self.sections.numpy()
-            states, made = state.numpy(), y.numpy()
-            parallel_for(
-                lambda i: filter_row(signals[i], coef, states[i], power, made[i]), len(signals)
-            )
-            return y, state
-        by_row = self.sections.unsqueeze(1).expand(-1, len(rows), -1)
-        ops = [ChainStep(STATE_VARIABLE, 0, each, state[:, :2]) for each in by_row]
-        y, state = run_ops(rows.double().unsqueeze(0), ops, state.unsqueeze(0))
-        return y[0] ** power, state[0]
+    def _weighted(self, x: Tensor, state: Tensor, power: int) -> tuple[Tensor, Tensor]:
+        """Filter (.., time); return a power of the result, 1 or 2, and the next state (.., 4)."""
+        if can_run(x) and can_run(state):
+            y, after = torch.empty(x.shape, dtype=torch.float64), state.clone()
+            tensors = rows_of(x.detach()).contiguous(), self.sections, rows_of(after), rows_of(y)
+            rows, coef, states, made = (each.numpy() for each in tensors)
+            parallel_for(lambda i: filter_row(rows[i], coef, states[i], power, made[i]), len(rows))
+            return y, after
+        signals, before = rows_of(x).double(), rows_of(state)
+        by_row = self.sections.unsqueeze(1).expand(-1, len(signals), -1)
+        ops = [ChainStep(STATE_VARIABLE, 0, each, before[:, :2]) for each in by_row]
+        y, after = run_ops(signals.unsqueeze(0), ops, before.unsqueeze(0))
+        return y.view(x.shape) ** power, after.view(state.shape)
 
-    def _sum_steps(self, squares: Tensor, first: int, count: int) -> Tensor:
-        """Sum the squares of steps, see `LoudnessState`; steps may differ by a sample."""
-        least, starts = int(self._step), [self._start(first + i) for i in range(count + 1)]
+    def _stepped(self, x: Tensor, state: LoudnessState) -> LoudnessState:
+        """Return the state with the steps that the next samples (.., channel, time) complete."""
+        squares, filters = self._weighted(x, state.filters, 2)
+        if state.squares.shape[-1]:
+            squares = torch.cat((state.squares, squares), -1)
+        least, begin = int(self._step), int(state.whole * self._step)
+        received = begin + squares.shape[-1]
+        whole = -(-(received + 1) // self._step) - 1
+        edges = [int(step * self._step) - begin for step in range(state.whole, whole + 1)]
         if self._step.denominator == 1:
-            return squares[:, : count * least].unflatten(1, (count, least)).sum(-1)
-        edges = torch.tensor(starts, device=squares.device) - starts[0]
-        places = edges[:-1, None] + torch.arange(least, device=squares.device)
-        sums = squares.index_select(1, places.flatten()).unflatten(1, places.shape).sum(-1)
-        return torch.where(edges.diff() > least, sums + squares[:, edges[1:] - 1], sums)
+            sums = squares[..., : edges[-1]].unflatten(-1, (len(edges) - 1, least)).sum(-1)
+        else:  # a step may have a sample more than the step before
+            ends = torch.tensor(edges, device=squares.device)
+            places = ends[:-1, None] + torch.arange(least, device=squares.device)
+            sums = squares.index_select(-1, places.flatten()).unflatten(-1, places.shape).sum(-1)
+            sums = torch.where(ends.diff() > least, sums + squares[..., ends[1:] - 1], sums)
+        steps, squares = torch.cat((state.steps, sums), -1), squares[..., edges[-1] :].clone()
+        return LoudnessState(filters, squares, steps, whole, received, state.waiting, state.peaks)
 
-    def _powers(
-        self, state: LoudnessState, begin: int, end: int, count: int, axes: tuple[int, ...]
-    ) -> Tensor:
-        """Return the weighted mean power (.., block) of blocks begin..end-1 of `count` steps."""
-        level, blocks = state.steps[:, begin - state.first :], end - begin
-        total, size, at = level.new_zeros(len(level), blocks), 1, 0
+    def _powers(self, state: LoudnessState, name: str, before: int) -> Tensor:
+        """Return the weighted mean power (.., block) of blocks since `before` samples."""
+        n_frames, count, steps = self.grids[name].n_frames, STEPS[name], state.steps
+        blocks = n_frames(state.received) - n_frames(before)
+        total, size, at = steps.new_zeros(*steps.shape[:-1], blocks), 1, 0
+        level = steps[..., max(steps.shape[-1] - blocks - count + 1, 0) :]
         while size <= count:  # `level` is the sum of `size` steps
             if count & size:
-                total, at = total + level[:, at : at + blocks], at + size
-            level, size = level[:, :-size] + level[:, size:], 2 * size
-        power = total.new_zeros(())
-        channels = (total / self._start(count)).unflatten(0, axes).unbind(-2)
+                total, at = total + level[..., at : at + blocks], at + size
+            level, size = level[..., :-size] + level[..., size:], 2 * size
+        power, channels = total.new_zeros(()), (total / int(count * self._step)).unbind(-2)
         for weight, channel in zip(self.weights, channels, strict=False):
             power = power + weight * channel
         return power
+
+    def _peaked(self, x: Tensor, state: LoudnessState, last: bool) -> LoudnessState:
+        """Return the state with the peaks of the next samples (.., channel, time)."""
+        order = self.phases.shape[1] - 1
+        after = x.new_zeros(*x.shape[:-1], order + LANES if last else 0)
+        window = torch.cat((state.waiting, x, after), -1)
+        ready = max(window.shape[-1] - order, 0) // LANES * LANES
+        peaks = torch.stack((state.peaks, window.amax(-1), -window.amin(-1))).amax(0)
+        if can_run(peaks):
+            lanes = peaks.unsqueeze(-1).repeat_interleave(LANES, -1)
+            rows, taps, best = (t.numpy() for t in (rows_of(window), self.phases, rows_of(lanes)))
+            parallel_for(lambda i: find_peak(rows[i], taps, best[i]), len(rows))
+            peaks = lanes.amax(-1)
+        elif ready:
+            between = [_fir(window, taps, 1, 0, ready).abs().amax(-1) for taps in self.phases]
+            peaks = torch.stack([peaks, *between]).amax(0)
+        return state._replace(waiting=window[..., ready:].clone(), peaks=peaks)
 
     def outputs(self, signal: Tensor, names: tuple[str, ...] | None = None) -> Outputs:
         """Return outputs of whole signals, see the class."""
@@ -349,83 +361,40 @@ class ProgrammeLoudness(FrameModule):
 
         The state of integrated loudness and loudness range grows by 80 bytes a second and channel.
         """
-        names = self.wanted(names)
-        rows, axes = self._rows(chunk)
-        state = state or self._rest(rows)
-        state = state._replace(received=state.received + rows.shape[-1])
-        made: Outputs = {}
-        if {*names} - {"true_peak"}:
-            state, made = self._blocks(rows, axes, state, last, names)
+        names, x = self.wanted(names), self._channels(chunk)
+        before = state or self._rest(x)
+        state = before._replace(received=before.received + x.shape[-1])
+        made = {k: x.new_zeros(*x.shape[:-2], 0, self.grids[k].width) for k in names}
         if "true_peak" in names:
-            state, made["true_peak"] = self._true_peak(rows, axes, state, last)
+            state = self._peaked(x, state, last)
+        if {*names} - {"true_peak"}:
+            state = self._stepped(x, state)
+        for name in STEPS.keys() & {*names}:
+            made[name] = loudness(self._powers(state, name, before.received)).unsqueeze(-1)
+        if last and state.received:
+            made |= self._of_clip(x, state, names)
+        if not {"integrated", "lra"} & {*names}:  # later blocks need the last steps alone
+            state = state._replace(steps=state.steps[..., 1 - STEPS["short_term"] :])
         return {name: made[name].to(self.dtype) for name in names}, state
 
-    def _rest(self, rows: Tensor) -> LoudnessState:
+    def _of_clip(self, x: Tensor, state: LoudnessState, names: tuple[str, ...]) -> Outputs:
+        """Return the outputs (.., 1, column) of a whole clip."""
+        made: Outputs = {}
+        if "integrated" in names:
+            made["integrated"] = integrated_loudness(self._powers(state, "momentary", 0))
+        if "lra" in names:
+            silence = x.new_zeros(*x.shape[:-1], round(self.lra_pad * self.fs))
+            padded = self._stepped(silence, state)
+            made["lra"] = loudness_range(self._powers(padded, "short_term", 0))
+        if "true_peak" in names:
+            absent = len(self.weights) - x.shape[-2]
+            power = torch.nn.functional.pad(state.peaks.double(), (0, absent)).square()
+            made["true_peak"] = loudness(power) - OFFSET_LUFS
+        return {name: values.unsqueeze(-2) for name, values in made.items()}
+
+    def _rest(self, x: Tensor) -> LoudnessState:
         """Return the state before the first sample."""
-        none, filters = (rows.new_zeros(len(rows), n, dtype=torch.float64) for n in (0, 4))
-        waiting = rows.new_zeros(len(rows), self.phases.shape[1] - 1)
-        return LoudnessState(filters, none, none, 0, (0, 0), 0, waiting, rows.new_zeros(len(rows)))
-
-    def _true_peak(
-        self, rows: Tensor, axes: tuple[int, ...], state: LoudnessState, last: bool
-    ) -> tuple[LoudnessState, Tensor]:
-        """Return the state and the true peak (.., 1 or 0, channel) in dBTP."""
-        order = self.phases.shape[1] - 1
-        after = rows.new_zeros(len(rows), order + LANES if last else 0)
-        window = torch.cat((state.waiting, rows, after), -1)
-        ready = max(window.shape[-1] - order, 0) // LANES * LANES
-        ends = [state.peaks, *((rows.amax(-1), -rows.amin(-1)) if rows.shape[-1] else ())]
-        peaks = torch.stack(ends).amax(0)
-        if can_run(rows):
-            signals, taps, found = window.numpy(), self.phases.numpy(), peaks.numpy()
-            parallel_for(lambda i: find_peak(signals[i], taps, found[i : i + 1]), len(signals))
-        elif ready:
-            between = [_fir(window, taps, 1, 0, ready).abs().amax(-1) for taps in self.phases]
-            peaks = torch.stack([peaks, *between]).amax(0)
-        by_channel = peaks.double().unflatten(0, axes).unsqueeze(-2)
-        absent = len(self.weights) - axes[-1]
-        power = torch.nn.functional.pad(by_channel, (0, absent)).square()
-        frames = self.grids["true_peak"].n_frames(state.received) if last else 0
-        state = state._replace(waiting=window[:, ready:].clone(), peaks=peaks)
-        return state, (loudness(power) - OFFSET_LUFS)[..., :frames, :]
-
-    def _blocks(
-        self, rows: Tensor, axes: tuple[int, ...], state: LoudnessState, last: bool,
-        names: tuple[str, ...],
-    ) -> tuple[LoudnessState, Outputs]:  # fmt: skip
-        """Return the state and the outputs that come from blocks."""
-        silence = round(self.lra_pad * self.fs) if last and "lra" in names else 0
-        rows = torch.nn.functional.pad(rows, (0, silence)) if silence else rows
-        state = self._stepped(rows, state)
-        made: Outputs = {name: rows.new_zeros(*axes[:-1], 0, 1) for name in names}
-        ends = []
-        for (name, of_clip), before in zip(SUMMARIES.items(), state.blocks, strict=True):
-            grid, count = self.grids[name], STEPS[name]
-            known = max(state.first + state.steps.shape[1] - count + 1, before)
-            ends.append(grid.n_frames(state.received) if last else known)
-            if name in names:
-                power = self._powers(state, before, ends[-1], count, axes)
-                made[name] = loudness(power).unsqueeze(-1)
-            if last and state.received and of_clip in names:
-                samples = state.received + (silence if of_clip == "lra" else 0)
-                power = self._powers(state, 0, grid.n_frames(samples), count, axes)
-                found = integrated_loudness if of_clip == "integrated" else loudness_range
-                made[of_clip] = found(power).unsqueeze(-1)
-        drop = 0 if {*names} & {*SUMMARIES.values()} else min(ends) - state.first
-        state = state._replace(
-            steps=state.steps[:, drop:], first=state.first + drop, blocks=(ends[0], ends[1])
-        )
-        return state, made
-
-    def _stepped(self, rows: Tensor, state: LoudnessState) -> LoudnessState:
-        """Return the state with the steps that the next samples (row, time) complete."""
-        squares, filters = self._weighted(rows, state.filters, 2)
-        if state.squares.shape[-1]:
-            squares = torch.cat((state.squares, squares), -1)
-        steps, done = state.steps, state.first + state.steps.shape[1]
-        known = self._start(done) + squares.shape[-1]
-        ready = -(-(known + 1) // self._step) - 1 - done
-        if ready > 0:
-            steps = torch.cat((steps, self._sum_steps(squares, done, ready)), 1)
-            squares = squares[:, self._start(done + ready) - self._start(done) :]
-        return state._replace(filters=filters, squares=squares.clone(), steps=steps)
+        axes, order = x.shape[:-1], self.phases.shape[1] - 1
+        filters, none = (x.new_zeros(*axes, n, dtype=torch.float64) for n in (4, 0))
+        waiting, peaks = x.new_zeros(*axes, order), x.new_zeros(axes)
+        return LoudnessState(filters, none, none, 0, 0, waiting, peaks)

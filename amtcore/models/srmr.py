@@ -21,16 +21,16 @@ from amtcore import filter_design as design
 from amtcore.arguments import RATE, SAMPLING_RATE, Flag, Text, checked_arguments, whole
 from amtcore.errors import ParameterError
 from amtcore.kernels.chain import ChainStep
+from amtcore.kernels.devices import get_backend
 from amtcore.kernels.operations.envelope import Quadrature
 from amtcore.kernels.operations.modulation_filters import BANK_STATE_VARIABLE
 from amtcore.kernels.operations.sections import STATE_VARIABLE
-from amtcore.kernels.operators import modulation_bank, rest_state, run_ops
+from amtcore.kernels.operators import modulation_bank, run_ops
 from amtcore.kernels.torch_state import can_run, rows_of, wants_derivative
 from amtcore.kernels.vector.arrays import groups_of
 from amtcore.kernels.vector.jit import kernel
 from amtcore.kernels.vector.memory import aligned, transpose
 from amtcore.kernels.vector.simd import LANES, fma, vload, vsplat, vstore
-from amtcore.kernels.vector.threads import parallel_for
 from amtcore.models.frame_blocks import inside
 from amtcore.models.frame_module import FrameGrid, FrameModule, Outputs, finite_signal
 
@@ -251,9 +251,8 @@ class SRMR(FrameModule):
         )
         rows = design.section_rows(numerators, denominator)
         self.register_buffer("sections", rows.to(self.dtype))
-        self.block, half = 1, _rounded(FAST_WINDOW_S, rate) // 2
-        while self.block < BLOCK_S * rate:
-            self.block *= 2
+        self.block = 2 ** math.ceil(math.log2(BLOCK_S * rate))
+        half = _rounded(FAST_WINDOW_S, rate) // 2
         self.block_hop = _rounded(FAST_HOP_S, rate)
         theta = 2.0 * math.pi * torch.arange(self.block // 2 + 1).double() / self.block
         gains = design.polynomial(numerators.unsqueeze(2), theta) / design.polynomial(
@@ -283,7 +282,7 @@ class SRMR(FrameModule):
         rest = signal.new_zeros(self.n_channels, 2)
         ops = [ChainStep(STATE_VARIABLE, 0, rows, rest) for rows in self.sections]
         x = signal.reshape(-1, 1, signal.shape[-1])
-        y, _ = run_ops(x, ops, rest_state(ops, len(x)))
+        y, _ = run_ops(x, ops)
         return y.unflatten(0, signal.shape[:-1]) if signal.ndim > 1 else y[0]
 
     def envelope(self, signal: Tensor) -> Tensor:
@@ -318,29 +317,23 @@ class SRMR(FrameModule):
         if frames == 0:
             return envelope.new_zeros(0, len(self.filters))
         hops = frames + WINDOW_HOPS - 1
-        if can_run(envelope):
-            by_hop = self._summed(envelope, before, hops)
-        else:
-            by_hop = torch.cat(self._block_sums(envelope, before, hops), 1)
+        sums = self._summed if can_run(envelope) else self._summed_in_blocks
+        by_hop = sums(envelope, before, hops)
         return torch.stack([by_hop[:, p : p + frames, p] for p in range(WINDOW_HOPS)]).sum(0).T
 
     def _summed(self, envelope: Tensor, before: int, hops: int) -> Tensor:
         """Return (channel * 8, hop, WINDOW_HOPS), the energy of a hop at each place of a window."""
         groups = groups_of(self.n_channels)
         out = envelope.new_zeros(groups, hops, WINDOW_HOPS, BANDS, LANES)
-        x, coef, windows = envelope.detach().contiguous(), self.filters[:BANDS], self.hop_windows
-        flat = [each.contiguous().numpy().reshape(-1) for each in (x, coef, windows, out)]
-        parallel_for(
-            lambda group: sum_energies(
-                group, flat[0], len(x), x.shape[1], before, self.hop, hops, *flat[1:]
-            ),
-            groups,
-        )
-        by_channel = out.permute(0, 4, 3, 1, 2).flatten(0, 1)[: self.n_channels]
-        return by_channel.flatten(0, 1)
+        x = envelope.detach().contiguous()
+        get_backend("cpu").run_items(
+            sum_energies, groups, x, *x.shape, before, self.hop, hops, self.filters[:BANDS],
+            self.hop_windows, out,
+        )  # fmt: skip
+        return out.permute(0, 4, 3, 1, 2).flatten(0, 1)[: self.n_channels].flatten(0, 1)
 
-    def _block_sums(self, envelope: Tensor, before: int, hops: int) -> list[Tensor]:
-        """Return the blocks of `_summed`, with gradients and on any device."""
+    def _summed_in_blocks(self, envelope: Tensor, before: int, hops: int) -> Tensor:
+        """Return `_summed` with gradients and on any device."""
         length, size = envelope.shape[-1], BLOCK_HOPS * self.hop
         after = max(hops * self.hop - before - length, 0)
         x = pad(envelope, (before, after))[:, : hops * self.hop]
@@ -349,12 +342,10 @@ class SRMR(FrameModule):
             y, state = self.modulated(x[:, start : start + size], state)
             squares = inside(y, start - before, length).square()
             parts.append(squares.unflatten(1, (-1, self.hop)) @ self.hop_windows)
-        return parts
+        return torch.cat(parts, 1)
 
     def normalised(self, energy: Tensor) -> Tensor:
         """Return energies (frame, channel * 8) limited to 30 dB below their peak."""
-        if len(energy) == 0:
-            return energy
         peak = energy.unflatten(-1, (self.n_channels, BANDS)).mean(-2).max()
         return energy.clamp(peak / NORM_RATIO, peak)
 
@@ -386,7 +377,7 @@ class SRMR(FrameModule):
         exponent = torch.frexp(peak).exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
         scale = torch.ldexp(torch.ones_like(peak), exponent)
         energy = self.energies(self.envelope(signal / scale))
-        energy = self.normalised(energy) if self.norm else energy
+        energy = self.normalised(energy) if self.norm and len(energy) else energy
         mean = energy.mean(0, keepdim=True)
         score = self.score(mean.view(self.n_channels, BANDS)).view(1, 1)
         energy, mean = energy * scale * scale, mean * scale * scale

@@ -23,6 +23,8 @@ from amtcore.torch_internals import has_any_hooks
 
 Kwargs = Mapping[str, Any] | None
 State = dict[str, Any]
+#: A function of a stage's name, the stage, and its input.
+Step = Callable[[str, nn.Module, Tensor], Any]
 _STATES = (
     "expected the state that stream of this model returned with the previous chunk, or None at the "
     "start"
@@ -58,19 +60,19 @@ class ChainStage:
 class StreamContext:
     """One pass of a chunk through a model: gives each stage its state and collects new states.
 
-    A signal ends with the chunk that is `last`. A `whole` signal calls every stage as a module.
+    A signal ends with the chunk that is `last`.
     """
 
-    def __init__(self, state: State | None, last: bool, whole: bool = False) -> None:
+    def __init__(self, state: State | None, last: bool) -> None:
         if not (state is None or isinstance(state, dict)):
             raise StateError(f"{_STATES}, got {type(state).__name__}")
-        self._before, self._last, self._whole = state, last, whole
+        self._before, self._last = state, last
         self._alone = state is None and last
         self.state: State = {}
 
     def __call__(self, name: str, stage: nn.Module, x: Tensor) -> Any:
         """Return the output of a stage for this chunk."""
-        if self._whole or (self._alone and not getattr(stage, "can_stream", True)):
+        if self._alone and not getattr(stage, "can_stream", True):
             return stage(x)
         require_streamable(name, stage)
         if self._before is not None and name not in self._before:
@@ -169,8 +171,8 @@ class TimeDomainModel(Model):
         """Number of auditory channels."""
         return self.auditory_filters.num_channels
 
-    def forward_chunk(self, x: Tensor, step: StreamContext) -> tuple[Any, dict[str, Tensor]]:
-        """Return the output and the returned stages of one chunk."""
+    def forward_chunk(self, x: Tensor, step: Step) -> tuple[Any, dict[str, Tensor]]:
+        """Return the output and the returned stages of one chunk; `step` calls each stage."""
         returned: dict[str, Tensor] = {}
         for link in self.chain_stages:
             stage = getattr(self, link.name)
@@ -203,7 +205,7 @@ class TimeDomainModel(Model):
 
     def forward(self, x: Tensor) -> Any:
         """The whole signal at once; every stage is called as a module, with its hooks."""
-        out, stages = self.forward_chunk(x, StreamContext(None, True, whole=True))
+        out, stages = self.forward_chunk(x, lambda name, stage, x: stage(x))
         return (out, stages) if self.return_stages else out
 
     @property

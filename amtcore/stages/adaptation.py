@@ -90,45 +90,36 @@ class AdaptLoop(ChannelStage):
         bounds = Range(1.0, 1e6) if self.limited else Range(0.0, 1.0)
         self.constant("limit", chosen, bounds, learnable and self.limited)
         self.constant("min_level", levels, Range(1e-15, 0.999))
-        if self.limited and not bool((self._overshoot(levels.reshape(-1, 1)) > 0).all()):
+        self.num_loops = len(tau_s)
+        if self.limited and not bool((self._at_rest(levels.reshape(-1, 1))[1] > 0).all()):
             raise ParameterError(f"limit {chosen:g} is too close to 1 for this minimum level")
-
-    @property
-    def num_loops(self) -> int:
-        """Number of feedback loops."""
-        return len(self.tau)
 
     @property
     def memory_s(self) -> float:
         return float(self.tau.detach().max())
 
-    def _resting(self, levels: Tensor) -> Tensor:
-        """(channel, 1) minimum levels -> (channel, loop) divisors at rest, level^(1/2^j)."""
+    def _at_rest(self, levels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the divisors at rest and the overshoots, (channel, loop) each, of (channel, 1).
+
+        A minimum level gives the divisors s_j = level^(1/2^j), and m_j = (1 - s_j^2) limit - 1.
+        """
         loops = torch.arange(1, self.num_loops + 1, dtype=torch.float64, device=levels.device)
-        return levels.double() ** (0.5**loops)
-
-    def _overshoot(self, levels: Tensor) -> Tensor:
-        """m_j = (1 - s_j^2) limit - 1 with the divisors at rest."""
-        return (1.0 - self._resting(levels) ** 2) * self.limit.double() - 1.0
-
-    def coefficients(self, channels: int) -> Tensor:
-        """(channel, 3 + 3 loops) rows of the recurrence."""
-        levels = self.min_level.double().reshape(-1, 1).expand(channels, 1)
-        resting = self._resting(levels)
-        rise = -torch.expm1(-1.0 / (self.tau.double() * self.fs)).expand_as(resting)
-        overshoot = torch.ones_like(resting)
-        if self.limited:
-            overshoot = self._overshoot(levels).clamp(min=_LEAST_OVERSHOOT)
-        offset = resting[:, -1:]
-        loops = torch.stack((rise, overshoot, -2.0 / overshoot), -1).flatten(1)
-        return torch.cat((levels, offset, 100.0 / (1.0 - offset), loops), 1).to(self.dtype)
+        resting = levels ** (0.5**loops)
+        return resting, (1.0 - resting**2) * self.limit.double() - 1.0
 
     def recurrences(self, channels: int) -> list[ChainStep]:
-        if self.min_level.numel() not in (1, channels):
-            raise ParameterError(
-                f"there are {self.min_level.numel()} minimum levels for {channels} channels"
-            )
-        levels = self.min_level.reshape(-1, 1).expand(channels, 1)
+        levels = self.min_level.double().reshape(-1, 1)
+        if len(levels) not in (1, channels):
+            raise ParameterError(f"there are {len(levels)} minimum levels for {channels} channels")
+        levels = levels.expand(channels, 1)
+        resting, overshoot = self._at_rest(levels)
+        if self.limited:
+            overshoot = overshoot.clamp(min=_LEAST_OVERSHOOT)
+        else:
+            overshoot = torch.ones_like(resting)
+        rise = -torch.expm1(-1.0 / (self.tau.double() * self.fs)).expand_as(resting)
+        offset = resting[:, -1:]
+        loops = torch.stack((rise, overshoot, -2.0 / overshoot), -1).flatten(1)
+        coef = torch.cat((levels, offset, 100.0 / (1.0 - offset), loops), 1).to(self.dtype)
         argument = 2 * self.num_loops + int(self.limited)
-        rest = self._resting(levels).to(self.dtype)
-        return [ChainStep(ADAPTATION, argument, self.coefficients(channels), rest)]
+        return [ChainStep(ADAPTATION, argument, coef, resting.to(self.dtype))]

@@ -82,7 +82,7 @@ class GammatoneFilterbank(FilterbankStage):
         super().__init__(fs, learnable, dtype, backend)
         fc_hz = torch.as_tensor(fc, dtype=torch.float64)
         check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
-        self.n = n
+        self.n, self.num_channels = n, len(fc_hz)
         if betamul is None:  # bandwidth over ERB (Patterson et al. 1987): 1.0186 for n = 4
             m = 2 * n - 2
             betamul = math.factorial(n - 1) ** 2 / (math.pi * math.factorial(m) * 2.0**-m)
@@ -195,7 +195,7 @@ class DRNLFilterbank(FilterbankStage):
         check_below_nyquist("the highest centre frequency", float(fc_hz.max()), self.fs)
         highest = max(float(constants[f"{path}_fc"].max()) for path in ("lin", "nlin"))
         check_below_nyquist("the highest filter's frequency", highest, self.fs)
-        self.model, self.subject = model, subject
+        self.model, self.subject, self.num_channels = model, subject, len(fc_hz)
         self.order, self.low_passes = MODELS[model]
         if audiogram is not None:
             if subject != "NH":

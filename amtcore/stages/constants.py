@@ -67,7 +67,7 @@ class Range:
     highest: float
     unit: float | None = None
 
-    @property
+    @functools.cached_property
     def _rate(self) -> float:
         return 1.0 if self.unit is None else 4.0 * self.unit / (self.highest - self.lowest)
 
@@ -392,7 +392,7 @@ class HasConstants(Converted):
         given = getattr(self, BUFFERS)[name]
         if given is not None:
             return given
-        raw = self._source(name)
+        raw = getattr(self, PARAMETERS)[name + _RAW]
         value = self._exact(name).to(raw.dtype)
         if not torch.compiler.is_compiling() and raw.is_leaf and raw.grad is not None:
             of_raw = raw.grad.double()
@@ -421,9 +421,9 @@ class HasConstants(Converted):
 
     def _exact(self, name: str) -> Tensor:
         """Return a learnt constant in float64, corrected by the rounding of its parameter."""
-        limit, rounding = self._limits[name], getattr(self, BUFFERS)[name + _ROUNDING]
-        assert rounding is not None
-        return limit.within(limit.value(self._source(name).double()) + rounding)
+        limit, raw = self._limits[name], getattr(self, PARAMETERS)[name + _RAW]
+        rounding = getattr(self, BUFFERS)[name + _ROUNDING]
+        return limit.within(limit.value(raw.double()) + rounding)
 
     def set_constant(self, name: str, value: Value, shape: torch.Size | None = None) -> None:
         """Set a bounded constant in place, and first its shape; one number sets every element."""

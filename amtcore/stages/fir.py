@@ -93,7 +93,7 @@ class FirStage(Stage):
             The samples that are ready, in all `advance` fewer than went in, or with `last` as many;
             and the state to pass with the next chunk.
         """
-        x = self.as_input(x, (1, 2, 3), _SHAPES)
+        x = self.as_input(x, (1, 2, 3), _SHAPES, state)
         history, ahead = state or (x.new_zeros(*x.shape[:-1], self.order), self.advance)
         check_kept(history.shape[:-1], x.shape[:-1])
         window = torch.cat((history, x), -1)
@@ -197,7 +197,7 @@ class Resampler(BlockStage):
 
         The state is the inputs that are still needed, and how many came in and went out.
         """
-        x = self.as_input(x, (1, 2, 3, 4), "(.., time)")
+        x = self.as_input(x, (1, 2, 3, 4), "(.., time)", state)
         waiting, samples, done = state or (x.new_zeros(*x.shape[:-1], -self._first(0)), 0, 0)
         check_kept(waiting.shape[:-1], x.shape[:-1])
         samples, window = samples + x.shape[-1], self.phases.shape[1]

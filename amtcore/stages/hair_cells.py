@@ -123,18 +123,15 @@ class IHCEnvelope(ChannelStage):
             return None
         return lowpass_memory_s(self.cutoff, self.order)
 
-    def coefficients(self) -> Tensor:
-        """(1, rows) of one pass of the low-pass."""
-        rows = design.first_order_rows if self.order == 1 else design.section_rows
-        return rows(self.b, self.a).to(self.dtype).unsqueeze(0)
-
     def recurrences(self, channels: int) -> list[ChainStep]:
-        coef = self.coefficients().expand(channels, -1)
-        code, values = (FIRST_ORDER, 1) if self.order == 1 else (STATE_VARIABLE, 2)
-        rest, half_wave = coef.new_zeros(channels, values), self._nonlinearity == "half_wave"
-        return [
-            ChainStep(code, int(half_wave and i == 0), coef, rest) for i in range(self.iterations)
-        ]
+        if self.order == 1:
+            code, rows = FIRST_ORDER, design.first_order_rows(self.b, self.a)
+        else:
+            code, rows = STATE_VARIABLE, design.section_rows(self.b, self.a)
+        coef = rows.to(self.dtype).expand(channels, -1)
+        rest = coef.new_zeros(channels, self.order)
+        first = ChainStep(code, int(self._nonlinearity == "half_wave"), coef, rest)
+        return [first] + [ChainStep(code, 0, coef, rest)] * (self.iterations - 1)
 
     def _check_streamable(self) -> None:
         if not self.can_stream:

@@ -394,10 +394,10 @@ class LIFExodus(Stage):
         most = self.max_spikes_per_dt
         return _lif(data, self.coefficients(), before, most, record, self.backend)
 
-    def _as_batch(self, data: Tensor) -> Tensor:
+    def _as_batch(self, data: Tensor, state: Tensor | None = None) -> Tensor:
         if isinstance(data, Tensor) and not (data.is_complex() or data.is_floating_point()):
             data = data.to(self.dtype)  # spikes may be counted in integers, or be true or false
-        data = self.as_input(data, (2, 3), "(batch, time, inputs) or (time, inputs)")
+        data = self.as_input(data, (2, 3), "(batch, time, inputs) or (time, inputs)", state)
         if data.shape[-1] != self.size_in:
             raise ShapeError(
                 f"data must have {self.size_in} inputs on its last axis, got {tuple(data.shape)}"
@@ -410,7 +410,7 @@ class LIFExodus(Stage):
         The state is (batch, neuron, 1 + synapse) with vmem first, None at the start. Gradients
         flow through the state.
         """
-        spikes, _, _, state = self._run(self._as_batch(data), state, False)
+        spikes, _, _, state = self._run(self._as_batch(data, state), state, False)
         return (spikes if data.ndim == 3 else spikes.squeeze(0)), state
 
     def _continue(self, data: Tensor, record: bool) -> tuple[Tensor, dict[str, Tensor]]:

@@ -322,7 +322,7 @@ class Moore2016AGC(Stage):
 
     def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Process the next frames from a state (batch, channel) on; None is the start."""
-        x = self.as_input(x, (2, 3), "(batch, frame) or (batch, frame, channel)")
+        x = self.as_input(x, (2, 3), "(batch, frame) or (batch, frame, channel)", state)
         rows = x if x.ndim == 3 else x.unsqueeze(-1)
         if state is None:
             state = rows.new_zeros(rows.shape[0], rows.shape[-1])
@@ -428,7 +428,7 @@ class LoudnessIntegration(Stage):
         self, specific: Tensor, state: tuple[Tensor, Tensor] | None = None
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Process the next frames from a state on; None is the start."""
-        specific = self.as_input(specific, (3,), "(batch, frame, channel)")
+        specific = self.as_input(specific, (3,), "(batch, frame, channel)", state)
         before_short, before_long = state or (None, None)
         short, after_short = self.short_term(self.instantaneous(specific), before_short)
         long, after_long = self.long_term(short, before_long)

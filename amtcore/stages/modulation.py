@@ -13,11 +13,13 @@ RMS of the band, which needs the whole signal.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +37,14 @@ from amtcore.kernels.operations.modulation_filters import (
 from amtcore.kernels.operations.sections import FIRST_ORDER
 from amtcore.kernels.operators import modulation_bank, operator, run_ops
 from amtcore.kernels.torch_state import is_transformed
-from amtcore.stages.constants import LEAST_CYCLES, MOST_CYCLES, Range, bandwidths, frequencies
+from amtcore.stages.constants import (
+    LEAST_CYCLES,
+    MOST_CYCLES,
+    Range,
+    bandwidths,
+    frequencies,
+    outside_inference,
+)
 from amtcore.stages.envelope_means import EnvelopeFilters
 from amtcore.stages.stage import (
     BlockStage,
@@ -57,12 +66,31 @@ class SeparateOutputs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, rows: Sequence[int]) -> tuple[Tensor, ...]:
-        memory, ends = y.detach().numpy(), zip(accumulate(rows), rows, strict=True)
-        return tuple(torch.from_numpy(memory[end - count : end]) for end, count in ends)
+        ends = list(accumulate(rows[:-1]))
+        return tuple(map(torch.from_numpy, np.split(y.detach().numpy(), ends)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return torch.cat(gradients), None
+
+
+@functools.lru_cache(maxsize=64)
+def _by_channel(counts: tuple[int, ...], batch: int) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    """Return the order that puts a channel's filters of all items of a batch side by side.
+
+    Args:
+        counts: Filters of each channel.
+        batch: Number of items.
+    Returns:
+        The number in (batch, filter) of each filter, the inverse of this order, the offsets that
+        cut the filters by channel and item, and the number of filters of each channel.
+    """
+    with outside_inference():
+        rows = torch.arange(batch * sum(counts), device="cpu").view(batch, -1)
+        order = torch.cat([part.reshape(-1) for part in rows.split(counts, 1)])
+        back = torch.argsort(order)
+    sizes = [count for count in counts for _ in range(batch)]
+    return order, back, [0, *accumulate(sizes)], [count * batch for count in counts]
 
 
 _FIRST_BANDWIDTH_HZ = 5.0
@@ -125,7 +153,6 @@ class ModulationFilterbank(BlockStage):
     """
 
     state_form = (Tensor, Tensor)
-    returns_list = True
     shown = "preset num_channels max_mfc Q filter_type fs learnable"
 
     @checked_arguments(
@@ -164,7 +191,7 @@ class ModulationFilterbank(BlockStage):
         self.register_buffer("fc", torch.tensor(fc_hz, dtype=dtype))
         limits = [min(f / 4, self.max_mfc) if self.use_upper_limit else self.max_mfc for f in fc_hz]
         centres = [modulation_centres(limit, self.Q) for limit in limits]
-        self._counts = list(map(len, centres))
+        self._counts, self.num_channels = list(map(len, centres)), len(centres)
         self.offsets = [0, *accumulate(self._counts)]
         longest, butterworth = max(centres, key=len), filter_type == "butterworth"
         edge = 1.0 + 0.5 / self.Q if butterworth else 1.0
@@ -181,10 +208,9 @@ class ModulationFilterbank(BlockStage):
             for mfc in longest
         ]  # fmt: skip
 
-    @property
-    def num_channels(self) -> int:
-        """Number of channels."""
-        return len(self.offsets) - 1
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        y = super().__call__(*args, **kwargs)
+        return list(y) if isinstance(y, tuple) else y  # see `accepts_chunks`
 
     @property
     def mfc(self) -> list[Tensor]:
@@ -244,7 +270,7 @@ class ModulationFilterbank(BlockStage):
 
         The state is of the prefilter, (batch, channel, 1), and of the filters, (batch, filter, 2).
         """
-        x = self.as_input(x, self.axes, self.axis_names)
+        x = self.as_input(x, self.axes, self.axis_names, state)
         batched = x if x.ndim == 3 else x.unsqueeze(0)
         batch, channels = batched.shape[:2]
         check_channels(self.num_channels, channels)
@@ -266,21 +292,18 @@ class ModulationFilterbank(BlockStage):
 
     def _filter(self, x: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the outputs of every channel, each with its own storage if `can_separate`."""
-        coef, counts, batch = self.coefficients(), self._counts, x.shape[0]
+        coef, batch = self.coefficients(), x.shape[0]
         if not can_separate(x):
             y, state = modulation_bank(x, coef, state, self.kinds, self.offsets, self.backend)
-            return list(y.split(counts, -2)), state
+            return list(y.split(self._counts, -2)), state
         # The batch goes into the channels, (batch, channel, time) -> (1, channel * batch, time), so
         # that the filters of a channel lie together for all items.
-        rows = torch.arange(batch * len(coef)).view(batch, -1)
-        order = torch.cat([part.reshape(-1) for part in rows.split(counts, 1)])
-        sizes = [count for count in counts for _ in range(batch)]
+        order, back, offsets, rows = _by_channel(tuple(self._counts), batch)
         x, state = x.transpose(0, 1).flatten(0, 1)[None], state.flatten(0, 1)[order][None]
         coef = coef if batch == 1 else coef[order % len(coef)]
-        offsets = [0, *accumulate(sizes)]
         y, state = modulation_bank(x, coef, state, self.kinds, offsets, self.backend)
-        parts = SeparateOutputs.apply(y[0], [count * batch for count in counts])
-        after = state[0][torch.argsort(order)].unflatten(0, (batch, -1))
+        parts = SeparateOutputs.apply(y[0], rows)
+        after = state[0][back].unflatten(0, (batch, -1))
         return [part.unflatten(0, (batch, -1)) for part in parts], after
 
     def forward(self, x: Tensor) -> list[Tensor]:

@@ -32,17 +32,22 @@ from amtcore.torch_internals import (
 Form = type | tuple[type, ...]
 
 
-def check_state(owner: Any, state: Any, form: Form) -> None:
-    """Raise if a state is not of the kind that its owner returns."""
+def check_state(owner: Any, state: Any, form: Form, x: Tensor) -> None:
+    """Raise if a state is not of the kind that its owner returns, or not where the chunk x is."""
     kinds = form if isinstance(form, tuple) else (form,)
     parts = state if isinstance(form, tuple) and isinstance(state, tuple) else (state,)
-    if len(parts) == len(kinds) and all(map(isinstance, parts, kinds)):
-        return
-    names = " and ".join(kind.__name__ for kind in kinds)
-    raise StateError(
-        f"{type(owner).__name__}: expected the state that its stream returned with the previous "
-        f"chunk ({names}), or None at the start, got {type(state).__name__}"
-    )
+    if len(parts) != len(kinds) or not all(map(isinstance, parts, kinds)):
+        names = " and ".join(kind.__name__ for kind in kinds)
+        raise StateError(
+            f"{type(owner).__name__}: expected the state that its stream returned with the "
+            f"previous chunk ({names}), or None at the start, got {type(state).__name__}"
+        )
+    for part in parts:
+        if isinstance(part, Tensor) and part.device != x.device:
+            raise WrongDeviceError(
+                f"{type(owner).__name__}: expected a state on {str(x.device)!r}, as the chunk, got "
+                f"one on {str(part.device)!r}; move the state, or start with None"
+            )
 
 
 def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
@@ -52,25 +57,6 @@ def check_kept(kept: tuple[int, ...], chunk: tuple[int, ...]) -> None:
             f"expected a chunk of batch and channels {tuple(kept)} as before, got {tuple(chunk)}; "
             "streams of other signals start with state None"
         )
-
-
-def checks_state(stream: Callable[..., Any], form: Form) -> Callable[..., Any]:
-    """Wrap `stream` to check kind and device of its state before any work."""
-
-    @functools.wraps(stream)
-    def call(self: Any, x: Tensor, state: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if state is not None:
-            check_state(self, state, form)
-            for part in state if isinstance(state, tuple) else (state,):
-                if isinstance(part, Tensor) and isinstance(x, Tensor) and part.device != x.device:
-                    raise WrongDeviceError(
-                        f"{type(self).__name__}: expected a state on {str(x.device)!r}, as the "
-                        f"chunk, got one on {str(part.device)!r}; move the state, or start with "
-                        "None"
-                    )
-        return stream(self, x, state, *args, **kwargs)
-
-    return call
 
 
 def check_fs(fs: float) -> float:
@@ -130,7 +116,7 @@ def accepts_chunks(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `forward` to pass a `chunk` on to `stream`.
 
     Torch runs backward hooks for tensors and tuples only. With such hooks a list becomes a tuple,
-    and `Stage.__call__` converts the tuple to a list again.
+    which the stage's `__call__` converts to a list again.
     """
 
     @functools.wraps(forward)
@@ -182,16 +168,11 @@ class Stage(HasConstants):
 
     #: True if outputs wait for later inputs; `stream` then takes `last`.
     looks_ahead = False
-    #: True if outputs are a list of tensors.
-    returns_list = False
     #: Types of the states of `stream`; None leaves them unchecked.
     state_form: Form | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        own = vars(cls)
-        if "stream" in own and own.get("state_form") is not None:
-            cls.stream = checks_state(own["stream"], own["state_form"])  # type: ignore[attr-defined]
         if "forward" in vars(cls):
             cls.forward = accepts_chunks(vars(cls)["forward"])
 
@@ -204,10 +185,6 @@ class Stage(HasConstants):
         self.fs = check_fs(fs)
         self.backend = backend
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        y = super().__call__(*args, **kwargs)
-        return list(y) if self.returns_list and isinstance(y, tuple) else y
-
     @property
     def can_stream(self) -> bool:
         """Return True if chunks can be processed one after another."""
@@ -218,10 +195,11 @@ class Stage(HasConstants):
         """Time constant in s of the slowest state; None if the stage does not state one."""
         return None
 
-    def as_input(self, x: Tensor, axes: tuple[int, ...], names: str) -> Tensor:
+    def as_input(self, x: Tensor, axes: tuple[int, ...], names: str, state: Any = None) -> Tensor:
         """Return `x` in the working type; raise unless it is a float tensor on the stage's device.
 
-        Every call of a model comes through here, so `torch.jit.trace` is refused here.
+        Every call of a model comes through here, so `torch.jit.trace` is refused here. A state that
+        is not None must be as `state_form` says, and on the device of x.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined]
             refuse_torchscript(type(self))
@@ -236,6 +214,8 @@ class Stage(HasConstants):
                 f"got one on {str(x.device)!r}; move the tensor with .to({str(own)!r}), or the "
                 f"model with .to({str(x.device)!r})"
             )
+        if state is not None and self.state_form is not None:
+            check_state(self, state, self.state_form, x)
         return x.to(self.dtype)
 
 
@@ -267,7 +247,7 @@ class BlockStage(Stage):
         Returns:
             The output of `forward` for this chunk, and the state to pass with the next chunk.
         """
-        x = self.as_input(x, self.axes, self.axis_names)
+        x = self.as_input(x, self.axes, self.axis_names, state)
         batched = x.ndim == self.axes[1]
         y, state = self._run(x if batched else x.unsqueeze(0), state)
         return (y if batched else y.squeeze(0)), state
@@ -281,16 +261,10 @@ class FilterbankStage(BlockStage):
     """A stage that splits a waveform into channels: (batch, time) -> (batch, channel, time)."""
 
     axes, axis_names = (1, 2), "(batch, time) or (time,)"
-
-    @property
-    def num_channels(self) -> int:
-        """Number of channels."""
-        return len(self.fc)
+    num_channels: int
 
     def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        ops = self.block_ops(self.num_channels)
-        state = rest_state(ops, x.shape[0]) if state is None else state
-        return run_ops(x.unsqueeze(1), ops, state, self.backend)
+        return run_ops(x.unsqueeze(1), self.block_ops(self.num_channels), state, self.backend)
 
 
 class ChannelStage(BlockStage):
@@ -308,6 +282,4 @@ class ChannelStage(BlockStage):
         return rest_state(self.recurrences(channels), batch)
 
     def _run(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        ops = self.recurrences(x.shape[1])
-        state = rest_state(ops, x.shape[0]) if state is None else state
-        return run_ops(x, ops, state, self.backend)
+        return run_ops(x, self.recurrences(x.shape[1]), state, self.backend)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from earmill.pipeline.storage.layout import Layout
 
 QUARANTINE_COLUMNS = ("shard", "row_id", "uri", "stage", "error_class", "message", "attempts")
+MOST_WHOLE = Decimal(10**20 - 1)  # Larger than the integers of all types.
 STREAM_KEYS = ("name", "model", "unit", "width", "frame_rate_hz", "pool", "layout")
 
 
@@ -75,17 +76,17 @@ def inspect(
         say("no row is in quarantine")
 
 
-def _limit(option: str, text: str) -> tuple[str, float]:
+def _limit(option: str, text: str) -> tuple[str, Decimal]:
     column, _, value = text.rpartition("=")
-    with suppress(ValueError):
-        if not math.isnan(limit := float(value)):
+    with suppress(InvalidOperation):
+        if not (limit := Decimal(value)).is_nan():
             return column.strip(), limit
     raise typer.BadParameter(f"{option}: expected COLUMN=NUMBER, as seconds=2, got {text!r}")
 
 
 def _print_chosen(
     uri: str,
-    limits: Sequence[tuple[str, float, bool]],
+    limits: Sequence[tuple[str, Decimal, bool]],
     storage_options: dict[str, Any] | None,
     *,
     as_json: bool,
@@ -107,7 +108,12 @@ def _print_chosen(
     if strange:
         raise typer.BadParameter(f"expected a column out of {numeric}, got {strange[0]!r}")
     for column, value, is_most in limits:
-        one, other = pc.field(column).cast(pa.float64()), pc.scalar(value)
+        limit = pa.scalar(float(value), pa.float64())
+        if pa.types.is_integer(rows.table.schema.field(column).type):
+            # Integers are compared as decimals, because double would round large ones.
+            whole = value.to_integral_value(ROUND_FLOOR if is_most else ROUND_CEILING)
+            limit = pa.scalar(min(max(whole, -MOST_WHOLE), MOST_WHOLE), pa.decimal128(20, 0))
+        one, other = pc.field(column).cast(limit.type), pc.scalar(limit)
         rows = rows.filter(one <= other if is_most else one >= other)
     found = rows.table.select(["row_id", *columns]).to_pylist()
     rows.close()
@@ -115,7 +121,10 @@ def _print_chosen(
         say_json(found)
         return
     for row in found:
-        say("  ".join([row["row_id"], *(f"{name} {row[name]:g}" for name in columns)]))
+        values = (
+            f"{k} {row[k]}" if isinstance(row[k], int) else f"{k} {row[k]:g}" for k in columns
+        )
+        say("  ".join([row["row_id"], *values]))
     say(f"{len(found):,} of {total:,} rows")
 
 

@@ -123,9 +123,14 @@ def plain_json(value: Any) -> Any:
     return str(value)
 
 
+# Whole numbers up to this size are exact in double.
+MOST_EXACT = 2**53
+LARGE = "large int64"  # Whole numbers above it, which are never stored as double.
+
+
 def extra_types(extras: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return types that fit all values, by column: double for integers and floats together, string
-    for any other mixture, or for a column without values."""
+    """Return types that fit all values, by column: double for integers and floats that are exact in
+    it. Any other mixture, or a column without values, is string."""
     seen = SeenTypes()
     for extra in extras:
         seen.add(extra)
@@ -152,7 +157,9 @@ def _kind(name: str, value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return "bool"
     if isinstance(value, int | np.integer):
-        return "int64" if -(2**63) <= int(value) < 2**63 else "string"
+        if abs(int(value)) <= MOST_EXACT:
+            return "int64"
+        return LARGE if -(2**63) <= int(value) < 2**63 else "string"
     if isinstance(value, float | np.floating):
         return "double"
     if isinstance(value, str):
@@ -164,6 +171,8 @@ def _kind(name: str, value: Any) -> str:
 
 
 def _merge(kinds: set[str]) -> str:
+    if kinds <= {"int64", LARGE} and kinds:
+        return "int64"
     if len(kinds) == 1:
         return next(iter(kinds))
     return "double" if kinds == {"int64", "double"} else "string"

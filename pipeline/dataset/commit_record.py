@@ -170,9 +170,7 @@ def read_commit(layout: Layout, shard_id: str, generation: int = 0) -> CommitRec
     """Return a record of a shard, or None; CommitError if it is damaged, or of another generation
     than its name says."""
     name = paths.commit_path(shard_id, generation)
-    try:
-        text = layout.read_bytes(name)
-    except FileNotFoundError:
+    if (text := layout.read_if_there(name)) is None:
         return None
     try:
         record = CommitRecord.from_json(text)

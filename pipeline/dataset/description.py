@@ -133,9 +133,7 @@ def require_dataset(layout: Layout) -> DatasetFile:
 
 def read_description(layout: Layout, rel: str) -> DatasetFile | None:
     with store_errors(layout.url()):
-        try:
-            content = layout.read_bytes(rel)
-        except FileNotFoundError:
+        if (content := layout.read_if_there(rel)) is None:
             return None
     try:
         return DatasetFile.from_json(content)

@@ -225,31 +225,25 @@ class DriverLock(Heartbeat):
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         super().__init__(layout, DRIVER_FILE, LockHolder.here(run_id, shares=shares), heartbeat_s)
-        self._wait = wait
-        self._take()
+        before = read_holder(layout)
+        if before is not None:
+            live = before.may_live()
+            if live and before.age_s < -STALE_S:  # a clock far ahead: it must show that it lives
+                wait(STALE_S)
+                live = read_holder(layout) != before
+            if live:
+                raise LockedError(_at_work(layout, before))
+        # Fails if another driver has written the file since it was read.
+        seen = None if before is None else before.stored
+        if not layout.replace_own(DRIVER_FILE, as_seen_now(self.holder), seen):
+            raise LockedError(f"another driver just began to work on {layout.url()}")
         try:
             if alone:
                 evict_crew(layout)
         except BaseException:
-            self._layout.delete(DRIVER_FILE)
+            layout.delete(DRIVER_FILE)
             raise
         self._start()
-
-    def _take(self) -> None:
-        """Create the lock file, or replace the file of a dead holder; LockedError if a live driver
-        has the lock."""
-        holder = read_holder(self._layout)
-        if holder is not None:
-            live = holder.may_live()
-            if live and holder.age_s < -STALE_S:  # a clock far ahead: it must show that it lives
-                self._wait(STALE_S)
-                live = read_holder(self._layout) != holder
-            if live:
-                raise LockedError(_at_work(self._layout, holder))
-        # Fails if another driver has written the file since it was read.
-        seen = None if holder is None else holder.stored
-        if not self._layout.replace_own(DRIVER_FILE, as_seen_now(self.holder), seen):
-            raise LockedError(f"another driver just began to work on {self._layout.url()}")
 
 
 @contextmanager

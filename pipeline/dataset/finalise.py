@@ -257,10 +257,11 @@ def _store_snapshot(
     with suppress(CommitError, OSError, pa.ArrowException):
         if known:
             before = read_snapshot(layout, known[-1])
+            outdated = {*before.outdated, *before.additions} - {*add}
             diff = compare_snapshots(layout, before, made)
             # Added features stay if the rows do: they would be read as features of other audio.
             kept = {} if diff else dict(before.additions)
-            outdated = {*before.outdated, *before.additions} - {*kept, *add}
+            outdated -= {*kept}
     left = tuple(
         name
         for name in sorted(outdated)

@@ -80,13 +80,11 @@ def lineage_of(
                 **({"dct:hasVersion": f"git:{commit}"} if commit else {}),
             }
         )
-    before: EarlierSnapshot | None = None
-    for one in (*past, now):
+    for before, one in zip((None, *past), (*past, now), strict=True):
         nodes.append(_snapshot(one, before))
         first = before is None or before.entry.revision != one.entry.revision
         start = begun.get(one.entry.revision) if first else None
         nodes.append(_run(dataset, one, software[one.snapshot.path], start))
-        before = one
     return {"@context": CONTEXT, "@graph": nodes}
 
 

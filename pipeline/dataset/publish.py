@@ -53,7 +53,8 @@ from earmill.pipeline.storage.scratch import private_scratch
 
 T = TypeVar("T")
 
-AUDIO = "pcm_sha256"
+# Facts about the audio of a row, which a commit that replaces another does not change.
+AUDIO = ("pcm_sha256", "rate_hz", "channels", "reference_pcm_sha256")
 _NO_SPACE = {
     errno.ENOSPC: "no space left on the device",
     errno.EDQUOT: "the disk quota is used up",
@@ -75,21 +76,26 @@ def check_replacement(
             "replaces, got none; run `earmill extract` with --resume"
         )
     try:
-        table = read_table(layout, str(before.path("rows")), ["row_id", AUDIO])
-        audio = dict(zip(table["row_id"].to_pylist(), table[AUDIO].to_pylist(), strict=True))
+        table = read_table(layout, str(before.path("rows")), ["row_id", *AUDIO])
+        audio = {row.pop("row_id"): row for row in table.to_pylist()}
     except (OSError, KeyError, pa.ArrowException):  # the table of rows is damaged as well
         if len(rows) < before.rows_ok:
             raise CommitError(
                 f"{before.rows_ok} rows were good, now {len(rows)} are; the commit stays as it is"
             ) from None
         return before.attempt
-    now = {row.row_id: row.facts.get(AUDIO) for row in rows}
+    now = {row.row_id: row.facts for row in rows}
     if lost := set(audio) - set(now):
         raise CommitError(
             f"good before, not any more: {some(lost)}; the commit stays as it is: make the source "
             "readable and run this again"
         )
-    if changed := [row_id for row_id, was in audio.items() if was and now[row_id] != was]:
+    changed = [
+        row_id
+        for row_id, facts in audio.items()
+        if any(was is not None and now[row_id].get(name) != was for name, was in facts.items())
+    ]
+    if changed:
         raise CommitError(
             f"the audio has changed since: {some(changed)}; the commit stays as it is: restore the "
             "source, or extract it into another output"

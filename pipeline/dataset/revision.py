@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from earmill.pipeline.common.arrow_types import MOST_EXACT
 from earmill.pipeline.common.errors import OutputError, OvertakenError
 from earmill.pipeline.common.gathering import within
 from earmill.pipeline.dataset.commit_record import CommitRecord, commits, newest_generations
@@ -79,7 +80,9 @@ def begin_revision(
     kept_facts = ("skipped", "dropped", "extra_types", "extra_labels")
     facts: dict[str, Any] = {name: getattr(plan, name) for name in kept_facts}
     facts |= {"copied": copied, **(about or {})}
-    facts["extra_types"] = _joined(plan.extra_types, facts["extra_types"])
+    types = facts["extra_types"]
+    facts["extra_types"] = _joined(plan.extra_types, types)
+    _check_exact([*kept, *new], facts["extra_types"], (plan.extra_types, types))
     revised = plan_of([*kept, *new], plan.spec_sha256, **facts)
     fence.check(layout)
     revised.write(layout)
@@ -172,6 +175,22 @@ def _joined(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
             )
         found[name] = "double"
     return dict(sorted(found.items()))
+
+
+def _check_exact(
+    shards: Iterable[Shard], joined: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise OutputError if whole numbers would be rounded in a column that becomes double."""
+    widened = [k for k, kind in joined.items() if any(part.get(k, kind) != kind for part in parts)]
+    for shard in shards if widened else ():
+        for item in shard.items:
+            for name in widened:
+                value = item.extra.get(name)
+                if isinstance(value, int) and abs(value) > MOST_EXACT:
+                    raise OutputError(
+                        f"column {name!r} of the source has whole numbers and decimals, and double "
+                        f"would round {value} of row {item.row_id!r}; use another output.uri"
+                    )
 
 
 def compact(

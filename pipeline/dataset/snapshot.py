@@ -5,8 +5,9 @@ cards, and lists earlier snapshots with hashes. It is written last and replaced
 whole, so either the earlier snapshot or the new one counts.
 
 Snapshots are compared by row ids. A row is *changed* if both snapshots have it and its state
-differs (good, or the reason of its quarantine), or its audio does: samples (their sha256), span or
-channel. Rows of a shard whose commit is in both are not read.
+differs (good, or the reason of its quarantine), or what its models hear does: samples (their
+sha256), sample rate, span, channel, reference recording, variant, or the audiogram of its listener.
+Rows of a shard whose commit is in both are not read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime
 from pathlib import PurePosixPath
@@ -31,6 +32,7 @@ from earmill.pipeline.dataset.commit_record import (
 )
 from earmill.pipeline.dataset.description import read_dataset
 from earmill.pipeline.formats.moments import StoredMoments, dataset_moments
+from earmill.pipeline.formats.row_table import EXTRA_PREFIX
 from earmill.pipeline.formats.rows import OutFile
 from earmill.pipeline.storage import paths
 from earmill.pipeline.storage.documents import Strict, read_table, table_of
@@ -40,7 +42,11 @@ CONTENT_CHARS = 16
 CARDS = (paths.README_FILE, paths.CROISSANT_FILE)  # Cards that every closed dataset has.
 Which = int | str | date  # A snapshot, as users name it: see `find_snapshot`.
 PREVIOUS, CURRENT = "previous", "current"
-AUDIO = ("pcm_sha256", "start_s", "end_s", "channel")
+# Facts about a row that decide its features. A table has the last two if its job needs them.
+AUDIO = (
+    *("pcm_sha256", "rate_hz", "channels", "start_s", "end_s", "channel"),
+    *("reference_pcm_sha256", "variant_settings"),
+)
 # States of rows in an index.
 STATUS_OK, STATUS_BAD = "ok", "quarantined"
 _MIN_NAME_CHARS = 4
@@ -360,8 +366,9 @@ def compare_snapshots(layout: Layout, old: Snapshot, new: Snapshot) -> SnapshotD
             shard != shard_now or old.commits.get(shard) != new.commits.get(shard)
         ):
             suspects.add(row_id)  # its audio may differ
-    audio = _audio(layout, old, {before[row_id][1] for row_id in suspects})
-    audio_now = _audio(layout, new, {after[row_id][1] for row_id in suspects})
+    facts = (*AUDIO, *(_listener_columns(layout, (old, new)) if suspects else ()))
+    audio = facts_of(layout, old, {before[row_id][1] for row_id in suspects}, facts)
+    audio_now = facts_of(layout, new, {after[row_id][1] for row_id in suspects}, facts)
     changed |= {row_id for row_id in suspects if audio.get(row_id) != audio_now.get(row_id)}
     states = {
         row_id: (before.get(row_id, (None,))[0], after.get(row_id, (None,))[0])
@@ -387,8 +394,26 @@ def _states(layout: Layout, snapshot: Snapshot) -> dict[str, tuple[str, str]]:
     }
 
 
-def _audio(layout: Layout, snapshot: Snapshot, shards: set[str]) -> dict[str, tuple[object, ...]]:
-    """Return the identity of the audio of every good row of some shards."""
+def _listener_columns(layout: Layout, snapshots: Iterable[Snapshot]) -> list[str]:
+    """Return the columns of row tables with audiograms that decide features of these rows, or
+    features added to them."""
+    added = sorted({name for snapshot in snapshots for name in snapshot.additions})
+    places = [layout, *(layout.below(paths.addition_path(name)) for name in added)]
+    entries = [
+        entry
+        for dataset in map(read_dataset, places)
+        if dataset is not None  # an addition that is lost is a problem for `verify`
+        for entry in dataset.spec["extract"]
+    ]
+    columns = [(entry.get("listener") or {}).get("column") for entry in entries]
+    return sorted({f"{EXTRA_PREFIX}{column}" for column in columns if column is not None})
+
+
+def facts_of(
+    layout: Layout, snapshot: Snapshot, shards: Iterable[str], names: Sequence[str]
+) -> dict[str, tuple[object, ...]]:
+    """Return facts about every good row of some shards by row id; None for a fact that its table
+    does not have."""
     refs = {shard: snapshot.commits[shard] for shard in sorted(shards)}
 
     def of_shard(named: tuple[str, CommitRef]) -> Iterator[tuple[str, tuple[object, ...]]]:
@@ -399,9 +424,11 @@ def _audio(layout: Layout, snapshot: Snapshot, shards: set[str]) -> dict[str, tu
                 f"{layout.url()}: the commit of shard {shard}, which a snapshot names, is missing; "
                 "run `earmill verify`"
             )
-        table = read_table(layout, str(record.path("rows")), ["row_id", *AUDIO])
-        rows = (table.column(name).to_pylist() for name in ("row_id", *AUDIO))
-        return ((row_id, tuple(facts)) for row_id, *facts in zip(*rows, strict=True))
+        table = read_table(layout, str(record.path("rows")), ["row_id", *names])
+        cells = table.to_pydict()
+        unknown = [None] * table.num_rows
+        rows = zip(*(cells.get(name, unknown) for name in names), strict=True)
+        return zip(cells["row_id"], rows, strict=True)
 
     with reading_pool(layout, len(refs)) as pool:
         return dict(pair for pairs in pool.map(of_shard, refs.items()) for pair in pairs)

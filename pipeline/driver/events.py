@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from earmill.pipeline.common.text import Shown, audio, duration, figure
 
@@ -32,14 +32,16 @@ class StopRequest:
 RESUME = "run the same command with --resume to go on"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True)
 class Event:
-    """Base of all events; `kind` is its stable name in JSON output."""
+    """Base of all events, each a frozen dataclass; `kind` is its stable name in JSON output."""
 
-    kind: ClassVar[str] = "event"
+    kind: ClassVar[str]
 
-    def __init_subclass__(cls, kind: str = "") -> None:
-        cls.kind = kind or cls.kind
+    def __init_subclass__(cls, kind: str, repr: bool = True) -> None:
+        cls.kind = kind
+        dataclass(frozen=True, repr=repr)(cls)
 
     def to_dict(self) -> dict[str, Any]:
         return {"event": self.kind, **asdict(self)}
@@ -52,21 +54,18 @@ def ignore(event: Event) -> None:
     """Drop an event."""
 
 
-@dataclass(frozen=True, slots=True)
 class Step(Event, kind="step"):
     """The driver begins something that may take a while; `text` says what."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
 class Note(Event, kind="note"):
     """A remark for the user, on the source or on the machines of the run."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
 class SourceChanged(Event, kind="source_changed"):
     """The source differs from the plan; `text` says how, and what to do. `changed` rows have
     another file or other columns. The numbers of rows are 0 if the source could not be listed."""
@@ -77,7 +76,6 @@ class SourceChanged(Event, kind="source_changed"):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
 class JobStarted(Event, kind="job_started"):
     """Plan and output are settled; work begins, unless no work is left."""
 
@@ -94,7 +92,6 @@ class JobStarted(Event, kind="job_started"):
     audio_s_done: float = 0.0  # Audio of the good rows in those shards, as decoded.
 
 
-@dataclass(frozen=True, slots=True)
 class WorkersReady(Event, kind="workers_ready"):
     """The first worker is warm, after `start_s` seconds."""
 
@@ -104,14 +101,12 @@ class WorkersReady(Event, kind="workers_ready"):
     start_s: float
 
 
-@dataclass(frozen=True, slots=True)
 class InFlight(Event, kind="in_flight"):
     """Audio seconds already extracted in shards that are not committed yet."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class ShardDone(Event, kind="shard_done"):
     """A shard is committed, by this run or by another attempt of it."""
 
@@ -125,7 +120,6 @@ class ShardDone(Event, kind="shard_done"):
     bad_by_class: dict[str, int] = field(default_factory=dict)  # Quarantined rows by reason.
 
 
-@dataclass(frozen=True, slots=True)
 class ShardRetry(Event, kind="shard_retry"):
     """An attempt on a shard failed and it was put back; `attempt` counts from 1. The cause is lost
     (its worker was lost), memory, rows or publish."""
@@ -137,7 +131,6 @@ class ShardRetry(Event, kind="shard_retry"):
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class ShardWaits(Event, kind="shard_waits"):
     """A shard met an outage: source, missing, output or machine. It is tried again after at least
     `pause_s` seconds."""
@@ -149,7 +142,6 @@ class ShardWaits(Event, kind="shard_waits"):
     cause: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class ShardFailed(Event, kind="shard_failed"):
     """A shard was given up; the run goes on with the others and ends with exit code 1."""
 
@@ -158,7 +150,6 @@ class ShardFailed(Event, kind="shard_failed"):
     worker: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class RowQuarantined(Event, kind="row_quarantined"):
     """A row of a published shard went to quarantine; emitted for the first rows of a shard. The
     fields `stage`, `error_class` and `message` are as in the quarantine table."""
@@ -171,7 +162,6 @@ class RowQuarantined(Event, kind="row_quarantined"):
     worker: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerLost(Event, kind="worker_lost"):
     """A worker process died or hung; it is started again."""
 
@@ -179,7 +169,6 @@ class WorkerLost(Event, kind="worker_lost"):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class BisectStarted(Event, kind="bisect_started"):
     """The rows of a shard that keeps killing its worker are searched for the culprits."""
 
@@ -187,7 +176,6 @@ class BisectStarted(Event, kind="bisect_started"):
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
 class CulpritFound(Event, kind="culprit_found"):
     """This row kills or hangs its worker; it goes to quarantine."""
 
@@ -196,7 +184,6 @@ class CulpritFound(Event, kind="culprit_found"):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Draining(Event, kind="draining"):
     """The run was asked to stop; no new shard is started."""
 
@@ -204,8 +191,7 @@ class Draining(Event, kind="draining"):
     in_flight: int
 
 
-@dataclass(frozen=True, repr=False, slots=True)
-class JobFinished(Shown, Event, kind="summary"):
+class JobFinished(Shown, Event, kind="summary", repr=False):
     """The last event of every run that got as far as work.
 
     Args:
@@ -246,7 +232,6 @@ class JobFinished(Shown, Event, kind="summary"):
         }
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerSays(Event, kind="worker_says"):
     """CPU seconds and counts (`common.monitoring`) of a worker process since it began; `worker` is
     its slot, `generation` the number of the process in that slot."""
@@ -257,7 +242,6 @@ class WorkerSays(Event, kind="worker_says"):
     counts: Counts
 
 
-@dataclass(frozen=True, slots=True)
 class PoolState(Event, kind="pool_state"):
     """Numbers of shards (`ShardLedger.states`) and workers (warming, ready or dead) by state."""
 
@@ -265,7 +249,6 @@ class PoolState(Event, kind="pool_state"):
     workers: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
 class ShardAttempt(Event, kind="shard_attempt"):
     """An attempt on a shard ended. `error` is empty if it succeeded; `notes` are None if it failed
     or there was nothing to do."""

@@ -64,10 +64,9 @@ class CpuAccount:
     """CPU seconds of a run, from the first warm worker on; `slots` is the pool's growing list. The
     seconds of a process after its last report are lost."""
 
-    def __init__(self, slots: Sequence[WorkerSlot]) -> None:
-        self._slots = slots
+    def __init__(self, slots: Sequence[WorkerSlot], clock: Callable[[], float]) -> None:
+        self._slots, self._clock, self.began_s = slots, clock, clock()
         self._of_workers: dict[tuple[int, int], Mapping[str, float]] = {}
-        self._began_s = time.monotonic()
         self._driver_before_s = time.process_time()
 
     def heard(self, worker: tuple[int, int], cpu_s: Mapping[str, float]) -> None:
@@ -79,9 +78,9 @@ class CpuAccount:
         for cpu_s in self._of_workers.values():
             of_workers.update(cpu_s)
         spent = {**of_workers, DRIVER: time.process_time() - self._driver_before_s}
-        now_s = time.monotonic()
+        now_s = self._clock()
         cores_s = sum(
-            slot.info.threads * max(0.0, min(now_s, slot.left_s) - max(self._began_s, slot.came_s))
+            slot.info.threads * max(0.0, min(now_s, slot.left_s) - max(self.began_s, slot.came_s))
             for slot in self._slots
             if slot.info is not None
         )
@@ -104,7 +103,6 @@ OUTAGE_WARM_UP_S = 100.0
 OUTAGE_WARM_UP_PAUSE_S = 10.0
 # Ray starts a dead actor again in a second or two; until then calls to it fail at once.
 RESTART_LIMIT_S = 60.0
-RESTART_POLL_S = 0.2
 
 
 class Scheduler:
@@ -130,7 +128,6 @@ class Scheduler:
         self._on_tick = on_tick
         self._started = self._last_status = self._last_check = clock()
         self._next_asked, self._heard = 0, False
-        self._working_since: float | None = None
         self._cpu: CpuAccount | None = None
         self._drain_until: float | None = None
 
@@ -156,9 +153,8 @@ class Scheduler:
                 self._poll_status()
         finally:
             self._stop.watched = False
-            if self._working_since is not None:
-                self._ledger.result.worked_s = self._clock() - self._working_since
             if self._cpu is not None:
+                self._ledger.result.worked_s = self._clock() - self._cpu.began_s
                 self._ledger.result.cpu_s = self._cpu.seconds()
             self._pool.close()
         return self._ledger.result
@@ -286,17 +282,15 @@ class Scheduler:
             slot.state, slot.info, slot.failures = READY, outcome.info, 0
             if slot.info.note and slot.generation == 1:
                 self._sink(events.Note(f"worker {slot.index}: {slot.info.note}"))
-            if self._working_since is None:
-                self._working_since = self._clock()
-                self._cpu = CpuAccount(self._pool.slots)
-                start_s = round(self._working_since - self._started, 3)
+            if self._cpu is None:
+                self._cpu = CpuAccount(self._pool.slots, self._clock)
+                start_s = round(self._cpu.began_s - self._started, 3)
                 workers, info = len(self._pool.slots), slot.info
                 self._sink(events.WorkersReady(workers, info.threads, info.device, start_s))
             return
         now = self._clock()
-        is_restarting = isinstance(outcome, LostCall) and outcome.restarting
-        if is_restarting and now - slot.warming_since < RESTART_LIMIT_S:
-            slot.retry_s = now + RESTART_POLL_S
+        if outcome.restarting and now - slot.warming_since < RESTART_LIMIT_S:
+            slot.retry_s = now + POLL_S
         else:
             self._warm_up_failed(slot, outcome)
 
@@ -347,7 +341,6 @@ class Scheduler:
             self._sink(events.WorkerLost(slot.index, reason))
             head, *others = self._pool.replace(slot)
             for call in others:
-                call.payload.work.copies -= 1
                 self._ledger.put_back(call.payload.work)
             self._settle_work(head, LostCall(reason, outage=outage))
         elif (

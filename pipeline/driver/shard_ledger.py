@@ -237,7 +237,7 @@ class ShardLedger:
         self._begun: dict[str, Future[Committed | None]] = {}
         self._max_attempts, self._sink = max_attempts, sink
         self._breaker = breaker or CircuitBreaker()
-        self._witnesses = deque(witnesses, maxlen=WITNESSES)
+        self.witnesses = deque(witnesses, maxlen=WITNESSES)
         self._pending = deque(ShardWork(shard) for shard in shards)
         self._waiting: deque[ShardWork] = deque()
         self._suspects: deque[ShardWork] = deque()
@@ -279,10 +279,6 @@ class ShardLedger:
     def nothing_waits(self) -> bool:
         return not (self._pending or self._waiting or self._suspects or self._searches)
 
-    @property
-    def witnesses(self) -> tuple[Item, ...]:
-        return tuple(self._witnesses)
-
     def next(self, *, idle: bool, busy: bool = False) -> Assignment | None:
         """Take the next work; None while there is none, or during an outage. Suspects and probes
         need an `idle` worker, and come last so that good shards do not wait. `busy`: a worker has
@@ -307,6 +303,7 @@ class ShardLedger:
 
     def put_back(self, work: ShardWork) -> None:
         """Put a shard back, without a failure, that was lost with its node or a hung neighbour."""
+        work.copies -= 1
         if not self._is_settled(work) and not work.copies:
             (self._suspects if work.failures else self._pending).appendleft(work)
 
@@ -385,7 +382,7 @@ class ShardLedger:
         self.result.done[work.shard_id] = record
         self._breaker.went_well()
         if record.rows_ok and not record.rows_bad:
-            self._witnesses.append(smallest(work.shard))
+            self.witnesses.append(smallest(work.shard))
         self.result.seconds += record.seconds
         self._sink(
             events.ShardDone(

@@ -198,7 +198,6 @@ class WorkerPlacements:
             for slot in lost:
                 slot.left_s = pool.now()
                 for call in pool.retire(slot):
-                    call.payload.work.copies -= 1
                     ledger.put_back(call.payload.work)
                 self._say(slot, "is gone: given up")
 

@@ -57,17 +57,21 @@ FACT_TYPES: dict[str, pa.DataType] = {
 }
 # Further facts in jobs with variants, all text: these columns are in the index, too.
 VARIANT_COLUMNS = ("variant", "variant_of")
+# Provenance columns of jobs with variants, null for clean rows, and of jobs of pairs.
+VARIANT_FACTS = (*VARIANT_COLUMNS, "variant_settings")
+REFERENCE_FACTS = ("reference_uri", "reference_pcm_sha256")
 
 
-def check_stream_names(streams: Iterable[StreamInfo]) -> None:
-    """Refuse streams that would be columns of a name that rows have already."""
-    infos = list(streams)
+def check_stream_names(streams: Iterable[StreamInfo], facts: Iterable[str] = ()) -> None:
+    """Refuse streams that would be columns of a name that rows have already. `facts` are columns of
+    this job's rows, see `facts_of_job`."""
+    infos, known = list(streams), {*BASE_TYPES, *FACT_TYPES, *facts}
     places = {name: info.name for info in infos for name in columns_of(info)}
     for info in infos:
         whose = "every row"
         if info.name in places:
             whose = f"stream {places[info.name]!r}"
-        elif info.name not in BASE_TYPES | FACT_TYPES and not info.name.startswith(EXTRA_PREFIX):
+        elif info.name not in known and not info.name.startswith(EXTRA_PREFIX):
             continue
         raise SpecError(
             f"extract: expected streams whose names are free, got {info.model}'s {info.name!r}, "

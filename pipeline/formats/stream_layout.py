@@ -17,7 +17,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +27,7 @@ from earmill.pipeline.formats.block_cache import FrameView, Piece, join_frames
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.values import (
     BLOCK_FRAMES,
+    BLOCK_ROWS,
     CLIP,
     INT8,
     SCALE_ROWS,
@@ -35,7 +35,6 @@ from earmill.pipeline.formats.values import (
     converted,
     dequantised,
     pieces,
-    read_frames,
     sliced,
     stored_rows,
 )
@@ -279,9 +278,19 @@ class Int8Layout(StreamLayout):
     def read(
         self, read: Read, *, n_stored: int, n_frames: int, span: Span, dtype: np.dtype, copy: bool
     ) -> np.ndarray:
-        table = partial(self._table, read)
-        found = read_frames(table, n_stored=n_stored, n_frames=n_frames, span=span)
-        return found.astype(dtype, copy=False)
+        if n_stored != stored_rows(n_frames):
+            raise CommitError(
+                f"expected {stored_rows(n_frames)} rows in int8 for {n_frames} frames, the index "
+                f"says {n_stored}; run `earmill verify`"
+            )
+        first, last = span
+        begin, end = first // BLOCK_FRAMES, -(-last // BLOCK_FRAMES)
+        low, high = begin * BLOCK_ROWS, min(n_stored, end * BLOCK_ROWS)
+        frames, start = dequantised(self._table(read, low, max(low, high))), begin * BLOCK_FRAMES
+        if len(frames) != last - first:
+            # A copy, which may be written to and does not keep all frames in memory.
+            frames = frames[first - start : last - start].copy()
+        return frames.astype(dtype, copy=False)
 
     def number_attrs(self) -> dict[str, str]:
         return {
@@ -387,14 +396,10 @@ LAYOUTS: dict[str, type[StreamLayout]] = {
 _FACTS = tuple(field.name for field in fields(StreamLayout))
 
 
-def with_scales(info: StreamInfo) -> StreamInfo:
-    """Return the description of a stream for files whose numbers are multiplied by a scale."""
-    return replace(info, layout="frames") if info.layout == SCALED else info
-
-
-def in_values(info: StreamInfo) -> StreamInfo:
-    """Return the description of a stream for files that hold values, if its layout allows."""
-    return replace(info, layout="frames", scale_factor=1.0) if info.layout == SCALED else info
+def described(info: StreamInfo, *, has_scales: bool) -> StreamInfo:
+    """Return the description of a stream for the files of a format with or without scales."""
+    scale = info.scale_factor if has_scales else 1.0
+    return replace(info, layout="frames", scale_factor=scale) if info.layout == SCALED else info
 
 
 def layout_of(info: StreamInfo | Mapping[str, Any]) -> StreamLayout:

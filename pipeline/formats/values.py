@@ -338,22 +338,3 @@ def _in_blocks(rows: Frames, size: int) -> Frames:
     if missing := -len(rows) % size:
         rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), rows.dtype)])
     return rows.reshape(-1, size, rows.shape[1])
-
-
-def read_frames(
-    read: Callable[[int, int], Frames], *, n_stored: int, n_frames: int, span: tuple[int, int]
-) -> Float32Frames:
-    """Read the frames of a span of a clip in int8; `read` reads stored rows [first, last).
-    CommitError if the numbers of stored rows and frames do not go together."""
-    if n_stored != stored_rows(n_frames):
-        raise CommitError(
-            f"expected {stored_rows(n_frames)} rows in int8 for {n_frames} frames, the index says "
-            f"{n_stored}; run `earmill verify`"
-        )
-    first, last = span
-    begin, end = first // BLOCK_FRAMES, -(-last // BLOCK_FRAMES)
-    rows = read(begin * BLOCK_ROWS, max(begin * BLOCK_ROWS, min(n_stored, end * BLOCK_ROWS)))
-    frames = dequantised(rows)
-    start = begin * BLOCK_FRAMES
-    # A copy, which may be written to and does not keep all frames in memory.
-    return frames if len(frames) == last - first else frames[first - start : last - start].copy()

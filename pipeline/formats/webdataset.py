@@ -35,11 +35,11 @@ from earmill.pipeline.formats.block_cache import (
     other_row,
     outside,
 )
-from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
+from earmill.pipeline.formats.digest import ShardDigest, StreamDigest, digest_blocks
 from earmill.pipeline.formats.format import Encoding, Format, Promise, refused
 from earmill.pipeline.formats.row_table import row_table
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.stream_layout import StreamLayout, in_values, layout_of
+from earmill.pipeline.formats.stream_layout import StreamLayout, described, layout_of
 from earmill.pipeline.formats.values import pieces
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.scratch import own_folder
@@ -104,14 +104,14 @@ class WebDatasetFormat(Format):
             raise CommitError(
                 f"WebDataset takes stream names in any case for one, got {names}: rename one"
             )
-        described = [in_values(info) for info in streams]
-        scales = {info.name: info.scale_factor for info in described if info.scale_factor != 1.0}
+        infos = [described(info, has_scales=False) for info in streams]
+        scales = {info.name: info.scale_factor for info in infos if info.scale_factor != 1.0}
         more = {"scale_factor": scales} if scales else {}
         scalars = row_table(rows, streams, encoding.extra_types)
         layouts = [layout_of(info) for info in streams]
         dtypes = {each.name: each.in_values().stored_dtype(encoding.dtype) for each in layouts}
         about = {
-            "streams": [info.to_dict() for info in described],
+            "streams": [info.to_dict() for info in infos],
             COLUMNS: {each.name: [each.stored_width, dtypes[each.name]] for each in layouts},
             "attrs": encoding.attrs or {},
         }
@@ -132,21 +132,16 @@ class WebDatasetFormat(Format):
         with path.open("rb") as file:
             shard = TarContents(file)
             facts = [shard.facts(row) for row in shard.rows]
-            digests = {}
-            for info in streams:
-                width, dtype = shard.about[COLUMNS][info.name]
-                layout = layout_of(info)
+
+            def digest_of(layout: StreamLayout) -> StreamDigest:
+                width, dtype = shard.about[COLUMNS][layout.name]
                 kind = layout.from_values(np.empty(0, dtype)).dtype.name
-                hasher, sizes = StreamHasher(width, kind), []
-                for row in shard.rows:
-                    npy = shard.npy(row, info.name, width, dtype)
-                    sizes.append(npy.frames)
-                    for piece in shard.pieces(npy):
-                        hasher.update(layout.from_values(piece))
-                counts = [
-                    [fact[f"{info.name}_{count}"] for fact in facts] for count in layout.row_counts
-                ]
-                digests[info.name] = hasher.digest(sizes, *counts)
+                npys = [shard.npy(row, layout.name, width, dtype) for row in shard.rows]
+                blocks = (layout.from_values(piece) for npy in npys for piece in shard.pieces(npy))
+                counts = [[fact[name] for fact in facts] for name in layout.place_columns[2:]]
+                return digest_blocks(blocks, width, kind, [npy.frames for npy in npys], *counts)
+
+            digests = {layout.name: digest_of(layout) for layout in map(layout_of, streams)}
         return ShardDigest(tuple(row_id_of(row.key) for row in shard.rows), digests)
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:

@@ -15,6 +15,7 @@ The number of batches of an epoch depends on (seed, epoch). Ranks differ by one 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -223,7 +224,9 @@ class BucketedBatches:
         }
 
     def identity(self) -> dict[str, Any]:
-        return {"batch_size": self.max_rows, self.name: self.budget}
+        # The streams that are read decide the lengths, and lengths decide the batches.
+        lengths = hashlib.sha256(self.lengths.astype("<i8").tobytes()).hexdigest()[:16]
+        return {"batch_size": self.max_rows, self.name: self.budget, "lengths": lengths}
 
     def _cut_sorted(self, lengths: Rows, group: np.ndarray) -> Rows:
         """Return the offsets of batches of rows that are sorted by window and falling bucket. The

@@ -54,10 +54,16 @@ class Cropper:
             )
         self.seconds, self._start_s = crop.seconds, crop.start_s
         self._seed, self._rate_hz = seed, min(rates)
-        slowest = next(k for k, v in features.streams.items() if v.frame_rate_hz == self._rate_hz)
-        column = layout_of(features.streams[slowest]).length_column
-        self._frames = np.asarray(features.table.column(column).to_numpy())
         self._n_frames = self.frames_at(self._rate_hz)
+        table = features.table
+        # A clip that is no longer in its slowest stream may be longer in another stream.
+        self._fits = np.ones(len(table), np.bool_)
+        for info in features.streams.values():
+            frames = np.asarray(table.column(layout_of(info).length_column).to_numpy())
+            if info.frame_rate_hz:
+                self._fits &= frames <= self.frames_at(info.frame_rate_hz)
+            if info.frame_rate_hz == self._rate_hz:
+                self._frames = frames
 
     def frames_at(self, rate_hz: float) -> int:
         """Return the frames of a crop in a stream of this rate."""
@@ -69,7 +75,7 @@ class Cropper:
 
     def spans_s(self, rows: Rows, passes: Rows) -> list[Span | None]:
         """Return begin and end of the crop of each row, s; None reads the whole clip."""
-        latest = self._frames[rows] - self._n_frames
+        latest = np.maximum(self._frames[rows] - self._n_frames, 0)
         if self._start_s is None:
             drawn = uniform(self._seed, rows, passes)
             frame = np.minimum(drawn * (latest + 1), latest).astype(np.int64)
@@ -78,8 +84,8 @@ class Cropper:
             frame = np.minimum(wanted, latest)
         starts = (frame / self._rate_hz).tolist()
         return [
-            (start, start + self.seconds) if last > 0 else None
-            for start, last in zip(starts, latest.tolist(), strict=True)
+            None if fits else (start, start + self.seconds)
+            for start, fits in zip(starts, self._fits[rows].tolist(), strict=True)
         ]
 
 

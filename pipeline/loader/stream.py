@@ -440,8 +440,6 @@ class FeatureStream(IterableDataset[Any]):
         copy = not views or self._normaliser is not None
         for index, span_s in zip(rows.tolist(), spans, strict=True):
             row = self.features.read_row(index, span_s, copy=copy)
-            if span_s is not None:
-                row = replace(row, start_s=span_s[0])
             if self._normaliser is not None:
                 row = replace(row, features=self._normaliser(row.features))
             yield labelled(row if views else tensor_row(row), self.label)

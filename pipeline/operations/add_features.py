@@ -7,17 +7,19 @@ changed, the next snapshot drops it, until the same command has computed the new
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from earmill.pipeline.common.errors import OutputError, OvertakenError, SpecError
+from earmill.pipeline.dataset.commit_record import some
 from earmill.pipeline.dataset.description import DatasetFile, require_dataset
 from earmill.pipeline.dataset.driver_lock import held, overtaken
 from earmill.pipeline.dataset.finalise import finalise
 from earmill.pipeline.dataset.revision import is_finished
 from earmill.pipeline.dataset.snapshot import (
     Current,
+    facts_of,
     good_plan_rows,
     read_current,
     read_snapshot,
@@ -28,12 +30,16 @@ from earmill.pipeline.operations.open_job import compare, stored_dataset
 from earmill.pipeline.operations.retry import damaged
 from earmill.pipeline.operations.run_job import EXIT_FAILED, run_job
 from earmill.pipeline.operations.update import UPDATE, finished_job
+from earmill.pipeline.planning.make_plan import check_listeners
 from earmill.pipeline.planning.plan import Plan, plan_of
 from earmill.pipeline.planning.shards import Shard
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.spec.job import JobSpec, read_mapping
 from earmill.pipeline.storage.layout import Layout
 from earmill.pipeline.storage.paths import addition_path
+
+# Facts by which the audio of rows is compared.
+HEARD = ("bytes_sha256", "pcm_sha256", "reference_pcm_sha256")
 
 
 def add_features(
@@ -63,6 +69,7 @@ def add_features(
     ]
     if not shards:
         raise OutputError(f"{layout.url()}: expected good rows to add features to, got none")
+    check_listeners(spec, plan.extra_types)
     rows = plan_of(
         shards, spec.sha256(), extra_types=plan.extra_types, extra_labels=plan.extra_labels
     )
@@ -84,10 +91,11 @@ def add_features(
         if not compare(_finished(place)[1].items(), rows.items()):
             break
     made = read_current(place)
+    if made is None:
+        raise overtaken(place)
+    _check_same_audio(layout, current, place, made)
     with held(layout) as fence:
         _check_unchanged(layout, current)
-        if made is None:
-            raise overtaken(place)
         file = replace(made.snapshot, path=f"{addition_path(name)}/{made.snapshot.path}")
         finalise(layout, add={name: file}, fence=fence)
     return end
@@ -100,6 +108,33 @@ def _check_unchanged(layout: Layout, current: Current) -> None:
             f"{layout.url()}: another command changed or removed the dataset after this one began; "
             "run this command again"
         )
+
+
+def _check_same_audio(layout: Layout, current: Current, place: Layout, made: Current) -> None:
+    """Raise OutputError if the features were added to rows of other audio than the dataset's."""
+    own, added = (
+        facts_of(where, snapshot, snapshot.commits, HEARD)
+        for where, snapshot in (
+            (layout, read_snapshot(layout, current)),
+            (place, read_snapshot(place, made)),
+        )
+    )
+    both = own.keys() & added.keys()
+    changed = [row_id for row_id in both if not _is_same(own[row_id], added[row_id])]
+    if changed:
+        raise OutputError(
+            f"{layout.url()}: expected the audio that the dataset was made of, got other audio in "
+            f"{len(changed):,} rows ({some(changed)}); run `earmill extract` with --update, then "
+            "this command again"
+        )
+
+
+def _is_same(own: Sequence[object], added: Sequence[object]) -> bool:
+    """Return False if one of `HEARD` differs. The bytes of a file decide if both rows have their
+    hash, because another release of a decoder may give other samples."""
+    pairs = zip(own, added, strict=True)
+    file, samples, reference = (None if None in pair else pair[0] == pair[1] for pair in pairs)
+    return (samples if file is None else file) is not False and reference is not False
 
 
 def _finished(layout: Layout) -> tuple[DatasetFile, Plan]:
@@ -147,4 +182,6 @@ def _take_changes(spec: JobSpec, rows: Plan) -> None:
     with finished_job(spec) as job:
         if job is not None and (changes := compare(job.plan.items(), rows.items())):
             source = open_source(spec.source, spec.audio.array_rate_hz)
-            job.revise(source, [*rows.items()], changes, UPDATE)
+            # This source has listed no rows, so it does not know the types of their columns.
+            about = {"extra_types": rows.extra_types, "extra_labels": rows.extra_labels}
+            job.revise(source, [*rows.items()], changes, UPDATE, about)

@@ -58,7 +58,9 @@ def compare(planned: Iterable[Item], listed: Iterable[Item]) -> Changes:
             found = others.pop(item.row_id, None)
             if found is None:
                 own[item.row_id] = item
-            elif other_audio(found, item) or extra_json(found.extra) != extra_json(item.extra):
+                continue
+            before, after = (found, item) if own is new else (item, found)
+            if other_audio(before, after) or extra_json(found.extra) != extra_json(item.extra):
                 changed.append(item.row_id)
     return Changes(tuple(sorted(new)), tuple(sorted(old)), tuple(sorted(changed)))
 
@@ -83,8 +85,12 @@ def other_features(old: Item, new: Item, columns: Sequence[str]) -> bool:
 def _other_file(old: Item | Reference, new: Item | Reference) -> bool:
     if old.etag is not None and new.etag is not None:
         return old.etag != new.etag
-    pairs = ((old.size, new.size), (old.mtime, new.mtime))
-    return any(was is not None and now is not None and was != now for was, now in pairs)
+    was, now = ((one.size, one.mtime) for one in (old, new))
+    if (old.etag, *was) == (None, None, None):
+        # The file was not there at the earlier listing, so no later change of it would show.
+        return (new.etag, *now) != (None, None, None)
+    pairs = zip(was, now, strict=True)
+    return any(one is not None and other is not None and one != other for one, other in pairs)
 
 
 def source_changed(source: Source, plan: Plan) -> events.SourceChanged | None:

@@ -61,7 +61,7 @@ from earmill.pipeline.operations.open_job import (
     stored_dataset,
 )
 from earmill.pipeline.operations.retry import Chooser, open_again
-from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.make_plan import facts_of_job, make_plan
 from earmill.pipeline.planning.plan import Plan, skipped_text
 from earmill.pipeline.planning.spans import planned_source
 from earmill.pipeline.sources.base import listing
@@ -258,7 +258,8 @@ class Run:
         self.models = built_models(spec)
         if plan is None:  # Features that are added to pairs may be of a model of one recording.
             check_references_used(spec, [model.description for model in self.models])
-        check_stream_names(stream for model in self.models for stream in model.description.streams)
+        streams = [stream for model in self.models for stream in model.description.streams]
+        check_stream_names(streams, facts_of_job(spec))
         # A driver alone makes its plan before it takes the lock: a mistake leaves no output.
         self.plan = plan if self.stored is None else None
         if self.plan is None and not self.sharing.joins:

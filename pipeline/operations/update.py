@@ -29,7 +29,7 @@ from earmill.pipeline.driver import events
 from earmill.pipeline.operations.open_job import Changes, compare, other_features, stored_dataset
 from earmill.pipeline.operations.retry import RowFilter
 from earmill.pipeline.planning.equal_rows import computes_equal_once, equal_rows
-from earmill.pipeline.planning.make_plan import check_items, known_types
+from earmill.pipeline.planning.make_plan import check_items, check_listeners, known_types
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import cut
 from earmill.pipeline.planning.spans import planned_source
@@ -57,6 +57,8 @@ def start_update(spec: JobSpec, sink: events.Sink = events.ignore) -> None:
         source = planned_source(spec)
         items = list(listing(source))
         check_items(items, spec)
+        if spec.listener_columns:
+            check_listeners(spec, sorted({name for item in items for name in item.extra}))
         changes = compare(job.plan.items(), items)
         if changes:
             sink(events.Note(f"the source has changed, {changes}"))
@@ -133,8 +135,16 @@ class FinishedJob:
     plan: Plan
     fence: Fence
 
-    def revise(self, source: Source, items: Sequence[Item], changes: Changes, why: str) -> None:
-        """Begin a revision with the rows that a source lists now, and their changes."""
+    def revise(
+        self,
+        source: Source,
+        items: Sequence[Item],
+        changes: Changes,
+        why: str,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin a revision with the rows that a source lists now, and their changes. `about` has
+        the facts of the listing; None asks the source, which has just listed its rows."""
         gone = {*changes.removed, *changes.changed}
         listed = {item.row_id: item for item in items}
         touched, added = list[str](), list[NewShard]()
@@ -158,13 +168,6 @@ class FinishedJob:
         for is_copy in (False, True):
             for rows in self._cut(item for item in computed if (item.row_id in equal) is is_copy):
                 added.append(NewShard(rows))
-        columns = source.columns()
-        about = {
-            "skipped": dict(source.skipped()),
-            "extra_types": known_types(items, columns),
-            "extra_labels": {name: list(names) for name, names in columns.labels.items()},
-            "dropped": dict(columns.dropped),
-        }
         begin_revision(
             self.layout,
             self.dataset,
@@ -172,7 +175,7 @@ class FinishedJob:
             why=why,
             dropped=touched,
             added=added,
-            about=about,
+            about=_facts_of_listing(source, items) if about is None else about,
             equal=equal,
             fence=self.fence,
         )
@@ -217,6 +220,16 @@ class FinishedJob:
             if key in there:
                 found[item.row_id] = there[key]
         return found
+
+
+def _facts_of_listing(source: Source, items: Sequence[Item]) -> dict[str, Any]:
+    columns = source.columns()
+    return {
+        "skipped": dict(source.skipped()),
+        "extra_types": known_types(items, columns),
+        "extra_labels": {name: list(names) for name, names in columns.labels.items()},
+        "dropped": dict(columns.dropped),
+    }
 
 
 def _stretch(item: Item) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from earmill.pipeline.common.text import Shown, audio, bytes_text, duration
 from earmill.pipeline.formats.format import format_of, stored_streams
 from earmill.pipeline.formats.row_table import check_stream_names
 from earmill.pipeline.formats.stream_layout import layout_of
-from earmill.pipeline.planning.make_plan import make_plan
+from earmill.pipeline.planning.make_plan import facts_of_job, make_plan
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import item_seconds, parts_of
 from earmill.pipeline.planning.spans import planned_source
@@ -124,7 +124,7 @@ def job_cost(spec: JobSpec, sampler: Callable[[Plan], Sampled] | None = None) ->
     models = describe_models(spec)
     check_references_used(spec, models)
     streams = [stream for model in models for stream in model.streams]
-    check_stream_names(streams)
+    check_stream_names(streams, facts_of_job(spec))
     plan = make_plan(planned_source(spec), spec)
     return JobCost(
         job=spec.name,

@@ -6,7 +6,7 @@ import re
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,13 @@ import numpy as np
 from earmill.pipeline.common.arrow_types import Columns, SeenTypes, extra_types, type_json
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.text import few, nearest
+from earmill.pipeline.formats.row_table import REFERENCE_FACTS, VARIANT_FACTS
 from earmill.pipeline.planning.equal_rows import Equal, computes_equal_once, copying, equal_rows
 from earmill.pipeline.planning.plan import Plan
 from earmill.pipeline.planning.shards import Shard, ShardWriter, StoredShard, cut, typed_columns
 from earmill.pipeline.sources.base import Item, Source, as_text
 from earmill.pipeline.spec.job import JobSpec
+from earmill.pipeline.spec.source import reference_column
 from earmill.pipeline.spec.spans import SPAN_ID
 
 SHARD_DIGITS = 5
@@ -112,12 +114,7 @@ class _Listing:
                 "expected column types from the source before its first row, got other types later"
             )
         types = with_known(self._types.found(), columns)
-        for column in self._spec.listener_columns:
-            if column not in types:
-                raise SourceError(
-                    f"listener.column: no row of the source has a column {column!r}"
-                    f"{nearest(column, [*types])} (found: {', '.join(types) or 'none'})"
-                )
+        check_listeners(self._spec, types)
         plan = Plan(
             str(self._writer.plan_id),
             self._spec.sha256(),
@@ -168,6 +165,22 @@ def check_items(items: Sequence[Item], spec: JobSpec) -> None:
             raise SourceError(
                 f"audio.channels: each gives a channel of row {found[1]!r} the id {row_id!r}, "
                 "which another row of the source has; rename one of them"
+            )
+
+
+def facts_of_job(spec: JobSpec) -> list[str]:
+    """Return the provenance columns of rows that not every job has."""
+    variants = VARIANT_FACTS if spec.audio.variants is not None else ()
+    return [*variants, *(REFERENCE_FACTS if reference_column(spec.source) is not None else ())]
+
+
+def check_listeners(spec: JobSpec, columns: Collection[str]) -> None:
+    """Raise SourceError if the source has no column that the job names for audiograms."""
+    for column in spec.listener_columns:
+        if column not in columns:
+            raise SourceError(
+                f"listener.column: no row of the source has a column {column!r}"
+                f"{nearest(column, [*columns])} (found: {', '.join(columns) or 'none'})"
             )
 
 

@@ -138,13 +138,11 @@ class Catalog:
     additions: Mapping[str, OutFile] = field(default_factory=dict)
     outdated: Sequence[str] = ()  # Names of sets beside earlier rows.
     finished: bool = True  # False: the job has not finished; these are the shards it committed.
-    chosen_by: str = ""  # The expressions that chose `table` out of all rows.
 
     def where(self, expression: pc.Expression) -> Catalog:
         """Return the catalog of the rows that an expression over `table` selects."""
         table = filtered(self.table, expression)
-        by = f"{self.chosen_by}{expression};"
-        return replace(self, table=table.combine_chunks(), moments={}, chosen_by=by)
+        return replace(self, table=table.combine_chunks(), moments={})
 
     def record(self, layout: Layout, shard: str) -> CommitRecord:
         """Return the commit record of a shard; refuse one of another dataset or index."""
@@ -217,9 +215,12 @@ class Catalog:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the spec, the shards and the lengths of rows; positions depend on these."""
-        facts = [self.dataset.spec_sha256, self.shards[0], *filter(None, [self.chosen_by])]
+        facts = [self.dataset.spec_sha256, self.shards[0]]
         digest = hashlib.sha256(json.dumps(facts).encode())
-        for values in (self.shards[1], *(self.column(f"{name}_n_frames") for name in self.streams)):
+        names = [f"{name}_n_frames" for name in self.streams]
+        if len(self.table) < len(self.all_rows):
+            names.append("row")  # the text of a filter shortens long lists of values
+        for values in (self.shards[1], *map(self.column, names)):
             digest.update(values.astype("<i8").tobytes())
         return digest.hexdigest()[:16]
 

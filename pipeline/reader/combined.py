@@ -172,16 +172,8 @@ def check_same_streams(first: Features, other: Features) -> None:
     for name, info in first.streams.items():
         one, two = (_quantity(each) for each in (info, other.streams[name]))
         differing = sorted(key for key in {*one, *two} if one.get(key) != two.get(key))
-        params = [
-            [
-                (entry.get("fs_hz"), entry.get("params"))
-                for entry in each.dataset.spec.get("extract", ())
-                if entry["model"] == info.model
-            ]
-            for each in (first, other)
-        ]
-        if params[0] != params[1]:
-            differing.append(f"params of {info.model}")
+        one, two = (_settings(each.dataset.spec, info) for each in (first, other))
+        differing += [f"{key} of {info.model}" for key in one if one[key] != two[key]]
         if differing:
             raise ValueError(
                 f"stream {name!r} of {other!r} differs from that of {first!r} in "
@@ -195,13 +187,30 @@ def _quantity(info: StreamInfo) -> dict[str, Any]:
     return info.to_dict() | {"scale_factor": 1, "layout": layout}
 
 
+def _settings(spec: Mapping[str, Any], info: StreamInfo) -> dict[str, list[Any]]:
+    """Return the settings of a stream that are not in its description: one for each entry."""
+    entries = [entry for entry in spec.get("extract", ()) if entry["model"] == info.model]
+    found = {key: [entry.get(key) for entry in entries] for key in ("fs_hz", "params", "listener")}
+    if info.layout == "events":
+        # The neurons of a stream of events are its options. A listener's name follows its own.
+        streams = [(entry.get("streams") or {}).items() for entry in entries]
+        found["options"] = [[v or {} for k, v in of if info.name.startswith(k)] for of in streams]
+    return found
+
+
 def _numbered(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate tables of rows and add the number of the set; extra columns may be missing."""
     numbered = [
         table.append_column("set", pa.array(np.full(table.num_rows, number)))
         for number, table in enumerate(tables)
     ]
-    return pa.concat_tables(numbered, promote_options="permissive")
+    try:
+        return pa.concat_tables(numbered, promote_options="permissive")
+    except pa.ArrowTypeError as error:
+        raise ValueError(
+            f"expected columns of one type in all sets, as text or as numbers, got {error}; each "
+            "set can be read alone"
+        ) from error
 
 
 def mix(
@@ -398,7 +407,8 @@ class JoinedFeatures(CombinedFeatures):
     def prefetch(self, rows: Sequence[int], spans_s: Sequence[Span | None] | None = None) -> None:
         """Name the rows, or spans of rows, that are read next; see `Features.prefetch`."""
         for each, places in zip(self.sets, self._rows, strict=True):
-            each.prefetch([int(places[row]) for row in rows], spans_s)
+            if each.streams:
+                each.prefetch([int(places[row]) for row in rows], spans_s)
 
     def index_of(self, row_id: str) -> int:
         """Return the position of a row id; KeyError if a set lacks it."""

@@ -333,29 +333,42 @@ class Features(FeatureSet):
                 )
             span_s = start_s, seconds if stop_s == math.inf else stop_s
         process.ahead.settle(index)
-        frames, features = places.frames(index, span_s), {}
+        frames = places.frames(index, span_s)
+        return Row(
+            index=index,
+            row_id=row_id,
+            seconds=seconds,
+            extra={k.removeprefix(EXTRA_PREFIX): places.cell(k, index) for k in self._extras},
+            features=self._features(process, index, frames, copy=copy) if frames else {},
+            first_frame={name: first for name, (first, _) in frames.items()},
+            start_s=0.0 if span_s is None else span_s[0],
+        )
+
+    def _features(
+        self,
+        process: ProcessHandles,
+        position: int,
+        frames: Mapping[str, tuple[int, int]],
+        *,
+        copy: bool,
+    ) -> dict[str, Any]:
+        """Return the frames [first, last) of each stream of a row."""
+        features, row_id = {}, self._places.cell("row_id", position)
         with process.lock:
-            shard = places.shard(index)
+            shard = self._places.shard(position)
             rel, promise = process.file(shard)
             name = next(iter(frames))
             try:
                 reader = process.reader(shard)
-                for name, (first, last) in frames.items():
-                    features[name] = self._read(reader, name, index, (first, last), copy=copy)
+                for name, span in frames.items():
+                    features[name] = self._read(reader, name, position, span, copy=copy)
             except Exception:
                 where = f"row {row_id!r}, stream {name}"
                 file = f"{process.layout.url()}: the {self.format} file of shard {shard}"
                 is_whole = functools.partial(is_as_committed, process.layout, rel, promise)
                 with explain_damage(where, file, is_whole):
                     raise
-        return Row(
-            index=index,
-            row_id=row_id,
-            seconds=seconds,
-            extra={k.removeprefix(EXTRA_PREFIX): places.cell(k, index) for k in self._extras},
-            features=features,
-            first_frame={name: first for name, (first, _) in frames.items()},
-        )
+        return features
 
     def _read(
         self, reader: ShardReader, name: str, position: int, span: tuple[int, int], *, copy: bool

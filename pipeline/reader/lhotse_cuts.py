@@ -71,10 +71,17 @@ def to_lhotse(uri: str | os.PathLike[str], cuts: Any, *, stream: str | None = No
         raise ValueError(f"expected one of the streams of frames, {framed}, got {stream!r}")
     table, info = features.table, features.streams[name]
     ids, counts = (table[k].to_pylist() for k in ("row_id", layout_of(info).length_column))
-    # A row of an archive of Shar has the name of its tar in front.
-    rows = {
-        row_id.rpartition(".tar/")[2]: (row_id, n) for row_id, n in zip(ids, counts, strict=True)
-    }
+    rows: dict[str, tuple[str, int]] = {}
+    for row_id, n_frames in zip(ids, counts, strict=True):
+        # A row of an archive of Shar has the name of its tar in front.
+        cut_id = row_id.rpartition(".tar/")[2]
+        if cut_id in rows:
+            raise ValueError(
+                f"expected one row for each cut, got {rows[cut_id][0]!r} and {row_id!r} for "
+                f"{cut_id!r}; give cuts of different archives different ids"
+            )
+        rows[cut_id] = row_id, n_frames
+    _opened.cache_clear()  # A set that was opened before may be of an earlier snapshot.
     place = os.path.abspath(uri) if features.is_local else os.fspath(uri)
     return cuts.filter(partial(_has_row, rows)).map(partial(_with_features, place, info, rows))
 

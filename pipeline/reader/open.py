@@ -130,8 +130,7 @@ def open_features(
             warnings.warn(text, stacklevel=3)
         return layout.url() if layout.is_local else os.fspath(place), catalog
 
-    def open_set(place: str, catalog: Catalog, names: Sequence[str] | None) -> Features:
-        chosen = catalog.choose_streams(names)
+    def open_set(place: str, catalog: Catalog, chosen: Sequence[str]) -> Features:
         return Features(
             place,
             catalog,
@@ -167,17 +166,20 @@ def open_features(
             named[key] = {k: v for k, v in here.items() if streams is None or v in streams}
         if streams is not None and (not streams or set(streams) - set(called)):
             raise ValueError(f"expected streams out of {called}, got {list(streams)}")
-        read = {key: here for key, here in named.items() if here}
-        joined = [open_set(*loaded[key], list(here)) for key, here in read.items()]
+        # The rows are the dataset's own: an added set has the columns of its time.
+        read = {key: here for key, here in named.items() if here or not key}
+        joined = [open_set(*loaded[key], [*here]) for key, here in read.items()]
         return JoinedFeatures(joined, list(read.values()))
     if isinstance(uri, str | os.PathLike):
-        return open_set(*load(uri, snapshot), streams)
+        place, catalog = load(uri, snapshot)
+        return open_set(place, catalog, catalog.choose_streams(streams))
     if not isinstance(uri, list | tuple):
         raise TypeError(
             f"expected the place of a feature set, or a list of places, got {uri!r}; "
             'open_features("features")'
         )
-    sets = [open_set(*load(place, snapshot), streams) for place in uri]
+    places = [load(place, snapshot) for place in uri]
+    sets = [open_set(*each, each[1].choose_streams(streams)) for each in places]
     of_sets = [each.dtypes for each in sets]
     for each in sets:
         # All sets get the widest dtypes. `ConcatenatedFeatures` refuses sets that lack a stream.

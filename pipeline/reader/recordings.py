@@ -137,6 +137,7 @@ class Recordings:
             whole,
             features={k: _moved(values, before[k]) for k, values in whole.features.items()},
             first_frame={name: before[name] + at for name, at in parts[0].first_frame.items()},
+            start_s=float(start_s),
         )
 
     def _ends_s(self, number: int) -> list[float]:

@@ -31,6 +31,7 @@ from earmill.pipeline.sources.base import Fetched, Item, Reference, Source
 from earmill.pipeline.sources.confinement import allow_hint
 from earmill.pipeline.sources.durations import guess_seconds, header_seconds
 from earmill.pipeline.sources.fetch import load_blob
+from earmill.pipeline.sources.files import file_info
 from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
 from earmill.pipeline.sources.hf_parquet import ListedRow, ParquetRows, Row
 from earmill.pipeline.sources.tables import public_value
@@ -115,7 +116,8 @@ class HfSource(Source):
         self.missing, self.first_missing = 0, ""
         with base.source_errors(spec.uri), hf_location.quiet():
             hf_location.check_names(spec)
-            self._parquet, dataset = None, hf_location.open_dataset(spec)
+            self._parquet = None
+            dataset, self._tag = hf_location.open_dataset(spec)
             if isinstance(dataset, ParquetSet):
                 self._parquet = ParquetRows(dataset, spec.audio_column, array_rate_hz)
                 dataset = None
@@ -213,13 +215,12 @@ class HfSource(Source):
         return Item(
             row_id=self._row_id(position, row.cells),
             uri=f"hf:{self._uri}{self._query}{row.place.mark()}",
-            size=row.audio.nbytes,
             seconds=_seconds(row) if stated is None else stated,
             extra=extra,
             position=position,
             estimated=stated is None and row.estimated_s is not None,
             block=row.block,
-            **row.stat,
+            **{"size": row.audio.nbytes, "etag": self._tag, **row.stat},
         )
 
     def _confined(self, position: int, row: ListedRow) -> ListedRow:
@@ -234,10 +235,20 @@ class HfSource(Source):
                 raise SourceError(
                     f"source {self._spec.uri}: row {position}: {error}{allow_hint([path])}"
                 ) from error
-            if is_local(path) and not os.path.lexists(path):
-                self.missing += 1
-                self.first_missing = self.first_missing or path
+            if is_local(path):
+                known = {k: fact for k, fact in row.stat.items() if fact is not None}
+                row = replace(row, stat=self._facts_of_file(path) | known)
         return replace(row, audio=replace(row.audio, path=path))
+
+    def _facts_of_file(self, path: str) -> dict[str, Any]:
+        """Return the size of a local file, and a tag of its path, size and time."""
+        if not os.path.lexists(path):
+            self.missing += 1
+            self.first_missing = self.first_missing or path
+            return {}
+        if not (facts := file_info(path)):
+            return {}
+        return {"size": facts["size"], "etag": hf_location.tag_of([(path, *facts.values())])}
 
     def _resolved(self, path: str) -> str | None:
         """Return the path of a cell; a relative path lies in the folder of the dataset."""

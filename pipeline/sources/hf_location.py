@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,7 @@ from earmill.pipeline.common import errors
 from earmill.pipeline.common.byte_streams import check_regular
 from earmill.pipeline.common.errors import SourceError
 from earmill.pipeline.common.text import named_line, nearest, one_line
-from earmill.pipeline.sources.base import Item, filesystem, public_uri
+from earmill.pipeline.sources.base import Item, filesystem, public_uri, stat_fields
 from earmill.pipeline.sources.confinement import Confinement, Place
 from earmill.pipeline.sources.files import walk
 from earmill.pipeline.spec.source import AUDIO_EXTENSIONS, HfSpec
@@ -31,6 +33,7 @@ from earmill.pipeline.storage.fsspec_store import MAGIC_CHARACTERS
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_TIMEOUT_S = 10.0
+TAG_CHARS = 16
 ROW_MARK = re.compile(r"#(?:shard=(\d+)&)?row=(\d+)$")
 AUDIO_FOLDER = "audiofolder"
 AUDIO_ENDINGS = tuple(f".{ending}" for ending in AUDIO_EXTENSIONS)
@@ -54,11 +57,14 @@ class ParquetSet:
         return {} if is_local(uri) else own
 
 
-def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.IterableDataset:
-    """Open the split that a job names, with audio cells as they are stored. With `streaming`, a
-    split of plain Parquet files is returned as these files, unread."""
+def open_dataset(
+    spec: HfSpec,
+) -> tuple[ParquetSet | datasets.Dataset | datasets.IterableDataset, str | None]:
+    """Open the split that a job names, with audio cells as they are stored, and return a tag of its
+    files, which changes with them. With `streaming`, a split of plain Parquet files is returned as
+    these files, unread and without a tag."""
     try:
-        dataset = _opened(spec)
+        dataset, tag = _opened(spec)
     except DataFilesNotFoundError as error:
         raise SourceError(
             f"source {spec.uri}: {one_line(error)}; of a folder of recordings take kind: files"
@@ -73,17 +79,17 @@ def open_dataset(spec: HfSpec) -> ParquetSet | datasets.Dataset | datasets.Itera
         ) from error
     column = spec.audio_column
     if not isinstance(dataset, datasets.IterableDataset) or dataset.features is None:
-        return dataset
+        return dataset, tag
     if not isinstance(dataset.features.get(column), datasets.Audio):
-        return dataset
+        return dataset, tag
     # Audio stays undecoded: with decoding, `datasets` needs torchcodec.
     if dataset.info.builder_name == AUDIO_FOLDER:  # its cells are paths before `datasets` encodes
-        return dataset.cast_column(column, datasets.Value("string"))
+        return dataset.cast_column(column, datasets.Value("string")), tag
     stored = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
-    return dataset.cast_column(column, stored)
+    return dataset.cast_column(column, stored), tag
 
 
-def _opened(spec: HfSpec) -> Any:
+def _opened(spec: HfSpec) -> tuple[Any, str | None]:
     options: dict[str, Any] = {}
     if is_local(spec.uri) and not local_exists(spec.uri):
         check_hub_id(spec)
@@ -101,7 +107,12 @@ def _opened(spec: HfSpec) -> Any:
                         f"(splits: {', '.join(loaded)})"
                     )
                 loaded = loaded[split]
-            return loaded.to_iterable_dataset() if spec.streaming else loaded
+            facts = [
+                (name, *stat_fields(info).values())
+                for name, info in sorted(fs.find(path, detail=True).items())
+                if not posixpath.basename(name).startswith("cache-")  # of `map` and `filter`
+            ]
+            return (loaded.to_iterable_dataset() if spec.streaming else loaded), tag_of(facts)
         # A local folder is for `datasets` to read, of other places the Parquet files are. Asking a
         # web server for a folder reads it.
         folder = not path.endswith(".parquet") and fs.isdir(path)
@@ -132,15 +143,23 @@ def _opened(spec: HfSpec) -> Any:
         and config.filters is None
     )
     if spec.streaming and is_plain:
-        return ParquetSet(spec, uris, builder.info.features or config.features)
+        return ParquetSet(spec, uris, builder.info.features or config.features), None
+    listed = (config.data_files or {}).get(split)
+    # The facts of a file are its etag or its time, or its commit on the hub.
+    tag = None if listed is None else tag_of(zip(listed, listed.origin_metadata, strict=False))
     # Audio in a local folder is read in place: there is nothing to build.
     if spec.streaming or (builder.name == AUDIO_FOLDER and os.path.isdir(name)):
-        return builder.as_streaming_dataset(split=split)
+        return builder.as_streaming_dataset(split=split), tag
     builder.download_and_prepare(
         download_config=options.get("download_config"),
         storage_options=options.get("storage_options"),
     )
-    return builder.as_dataset(split=split)
+    return builder.as_dataset(split=split), tag
+
+
+def tag_of(facts: Iterable[Sequence[Any]]) -> str:
+    """Return a short hash of facts about files."""
+    return hashlib.sha256(json.dumps([*facts]).encode()).hexdigest()[:TAG_CHARS]
 
 
 def check_names(spec: HfSpec) -> None:

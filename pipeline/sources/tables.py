@@ -26,13 +26,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from earmill.pipeline.common.arrow_types import Columns, kept_type
+from earmill.pipeline.common.arrow_types import MOST_EXACT, Columns, kept_type
 from earmill.pipeline.common.redact import redact_uris
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.sources.base import Scalar
 from earmill.pipeline.storage.documents import table_of
 
-INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")  # An integer of any size.
 DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 BOOLEAN = re.compile(r"true|false")
 RESERVED = ("uri", "id", "start", "end")
@@ -71,26 +72,45 @@ def public_value(value: Any) -> Any:
 
 def typed(cells: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert a column of text to the type that all of its filled cells look like: integer,
-    decimal, true/false or text. Empty cells become null."""
+    decimal, true/false or text. Empty cells become null. A column with whole numbers that its type
+    would round stays text."""
     cells = pc.if_else(pc.equal(cells, ""), pa.scalar(None, cells.type), cells)
     filled = cells.drop_null()
-    for pattern, kind in (INTEGER, pa.int64()), (DECIMAL, pa.float64()), (BOOLEAN, pa.bool_()):
-        is_kind = pc.all(pc.match_substring_regex(filled, f"^({pattern.pattern})$"))
-        if len(filled) and is_kind.as_py():
-            cells = cells.cast(kind)
-            # A number above the largest double is read as infinity.
-            is_number = kind != pa.float64() or pc.is_finite(cells)
-            return pc.if_else(is_number, cells, pa.scalar(None, kind))
-    return cells
+
+    def like(pattern: re.Pattern[str]) -> pa.ChunkedArray:
+        return pc.match_substring_regex(filled, f"^({pattern.pattern})$")
+
+    if not len(filled):
+        return cells
+    if pc.all(like(WHOLE)).as_py():
+        try:
+            return cells.cast(pa.int64())
+        except pa.ArrowInvalid:
+            return cells
+    if pc.all(like(DECIMAL)).as_py():
+        whole = filled.filter(like(WHOLE))
+        long = whole.filter(pc.greater_equal(pc.utf8_length(whole), len(str(MOST_EXACT))))
+        try:
+            is_exact = pc.all(pc.less_equal(pc.abs(long.cast(pa.int64())), MOST_EXACT)).as_py()
+        except pa.ArrowInvalid:
+            return cells
+        if is_exact is False:
+            return cells
+        numbers = cells.cast(pa.float64())
+        # A number above the largest double is read as infinity.
+        return pc.if_else(pc.is_finite(numbers), numbers, pa.scalar(None, numbers.type))
+    return cells.cast(pa.bool_()) if pc.all(like(BOOLEAN)).as_py() else cells
 
 
 def unified_column(cells: Sequence[Any]) -> list[Scalar]:
-    """Convert a column to one type: mixed numbers become floats, other mixes text."""
+    """Convert a column to one type: mixed numbers become floats if these hold them exactly, other
+    mixes text."""
     values = [scalar(cell) for cell in cells]
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) <= 1:
         return values
-    if kinds == {int, float}:
+    large = (isinstance(value, int) and abs(value) > MOST_EXACT for value in values)
+    if kinds == {int, float} and not any(large):
         return [float(value) if value is not None else None for value in values]
     return [
         value if value is None or isinstance(value, str) else json.dumps(value) for value in values

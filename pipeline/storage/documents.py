@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from earmill.pipeline.common.text import alternatives
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.storage import paths
 
@@ -62,9 +63,8 @@ def versioned_json(kind: type[T], text: str | bytes) -> T:
         if version is None or paths.is_readable(version):
             raise
     if not paths.is_readable(version):
-        raise UnreadableVersionError(
-            f"expected layout version {paths.readable_versions()}, got {version}"
-        )
+        readable = alternatives([*map(str, paths.READABLE_VERSIONS)])
+        raise UnreadableVersionError(f"expected layout version {readable}, got {version}")
     return found
 
 

@@ -100,12 +100,6 @@ def is_readable(version: object) -> bool:
     return version in READABLE_VERSIONS and not isinstance(version, bool)
 
 
-def readable_versions() -> str:
-    """Return the versions for a message: `1, 2 or 3`."""
-    *first, last = map(str, READABLE_VERSIONS)
-    return f"{', '.join(first)} or {last}"
-
-
 def is_shard_id(name: str) -> bool:
     return _SHARD.fullmatch(name) is not None
 

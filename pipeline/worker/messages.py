@@ -41,7 +41,6 @@ class WorkerInfo:
 class ShardNotes:
     """A worker's notes on a shard that it published, for progress reports alone."""
 
-    attempt: str
     won: bool  # The commit of this attempt counts.
     stages: Mapping[str, Stretch] = field(default_factory=dict)  # When each began and ended.
     bad: Sequence[QuarantineRow] = ()  # The first `MOST_ROWS_TOLD` of its quarantined rows.
@@ -60,6 +59,7 @@ class Outcome:
     info: WorkerInfo | None = None  # Set by a good warm-up.
     value: float = 0.0  # Set by a status call.
     memory: bool = False  # There was too little memory.
+    restarting: bool = False  # The call was lost, and Ray is starting the process again.
     cpu_s: Mapping[str, float] = field(default_factory=dict)  # By part, since the warm-up.
     counts: Counts | None = None  # Since the process began.
     notes: ShardNotes | None = None  # Set by a shard that was published.
@@ -72,7 +72,6 @@ class LostCall(Outcome):
 
     ok: bool = field(default=False, init=False)
     stage: str = field(default="lost", init=False)
-    restarting: bool = False  # Ray is starting the process again.
 
 
 class PublishError(RuntimeError):

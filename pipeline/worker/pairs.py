@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from earmill.pipeline.audio.decode import AudioFacts
 from earmill.pipeline.common import errors
+from earmill.pipeline.formats.row_table import REFERENCE_FACTS
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Fetched, Item
 
@@ -92,10 +93,7 @@ class ReferenceAudio:
         return self.waveform[rows]
 
     def facts(self) -> dict[str, Scalar]:
-        return {
-            "reference_uri": self.item.uri,
-            "reference_pcm_sha256": self.audio.pcm_sha256,
-        }
+        return dict(zip(REFERENCE_FACTS, (self.item.uri, self.audio.pcm_sha256), strict=True))
 
 
 @contextmanager

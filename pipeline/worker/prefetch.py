@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from earmill.pipeline.common.monitoring import counts
@@ -108,12 +108,7 @@ def prefetched(
         if piece.exception() is None:
             release(piece.result()[0])
 
-    if feeders is None:
-        thread = threading.Thread(target=feed, name="feeder", daemon=True)
-        thread.start()
-        wait_for_feeder: Callable[[], object] = thread.join
-    else:
-        wait_for_feeder = feeders.submit(feed).result
+    feeder = (feeders or ThreadPoolExecutor(1, "feeder")).submit(feed)
     try:
         while (entry := line.get()) is not None:
             if isinstance(entry, BaseException):
@@ -123,7 +118,7 @@ def prefetched(
             yield result
     finally:
         gate.close()
-        wait_for_feeder()
+        feeder.result()
         while not line.empty():
             if isinstance(entry := line.get(), tuple):
                 item, piece = entry

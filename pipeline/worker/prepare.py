@@ -29,13 +29,14 @@ from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
 from earmill.pipeline.common.errors import ChannelIndexError, TooLongError
 from earmill.pipeline.common.monitoring import doing
+from earmill.pipeline.formats.row_table import VARIANT_FACTS
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.fetch import check_arrived
 from earmill.pipeline.spec.job import AudioSpec
 from earmill.pipeline.spec.spans import TAIL_S
 from earmill.pipeline.worker.pairs import PairStream, ReferenceAudio, aligned, reference_errors
-from earmill.pipeline.worker.variants import FACTS, VariantMaker
+from earmill.pipeline.worker.variants import VariantMaker
 
 # Provenance columns of a row that are fields of its item, and of its decoded audio.
 OF_ITEM = ("uri", "start_s", "end_s", "etag", "size", "mtime")
@@ -292,7 +293,7 @@ class Preparer:
             "resampled_from_hz": float(audio.rate_hz) if resampled else None,
             # Digital silence at a normalised level has no gain.
             "gain_db": 20 * math.log10(gains[0]) if gains[0] > 0 else None,
-            **({} if self._variants is None else dict.fromkeys(FACTS)),
+            **({} if self._variants is None else dict.fromkeys(VARIANT_FACTS)),
         }
 
     def read(self, item: Item, stream: BinaryIO) -> Blocks:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,7 @@ class WorkerJob:
 @dataclass(frozen=True)
 class _Ready:
     rows: RowProcessor
-    streams: Sequence[StreamInfo]  # Streams of the dataset as stored.
-    device: Mapping[str, Any]  # Provenance record of the device.
-    worker: Mapping[str, Any]  # Host, process and Ray's node.
+    provenance: Mapping[str, Any]  # Facts that are in all commit records of this worker.
     info: WorkerInfo  # Facts for the driver.
 
 
@@ -91,6 +89,7 @@ class ShardRunner:
             os.chdir(job.folder)
         self._job, self._make_rows = job, make_rows
         self._spec = job.spec
+        self._streams = [StreamInfo.from_dict(info) for info in job.dataset.streams]
         self._layout = Layout.open(job.spec.output.uri, job.spec.output.storage_options)
         # Tables are as large as features, so no more shards are written at a time than cores allow.
         self._writers = threading.Semaphore(max(CONCURRENT_SHARDS, job.threads))
@@ -115,7 +114,7 @@ class ShardRunner:
             finally:
                 self._in_flight.pop(order.attempt, None)
             bad = rows.bad[:MOST_ROWS_TOLD]
-            return ShardNotes(order.attempt, won, stages.stretches(), bad)
+            return ShardNotes(won, stages.stretches(), bad)
 
     def probe(self, items: Sequence[Item]) -> None:
         """Process and encode rows without publishing them, as either may kill the worker."""
@@ -126,7 +125,7 @@ class ShardRunner:
                 raise PublishError("the features of a long row found no room") from error
             try:
                 with private_scratch(self._layout, "probe") as folder:
-                    self._encode(rows.good, self._ready.streams, folder)
+                    self._encode(rows.good, folder)
             except OSError as error:
                 raise PublishError("rows could not be encoded") from error
 
@@ -158,16 +157,14 @@ class ShardRunner:
         # A library's threads count for the part of the work that starts them.
         with doing("model", CpuSeconds(), libraries="models"):
             models = warm_models(spec, job.threads, job.device)
-        streams = [StreamInfo.from_dict(info) for info in job.dataset.streams]
         # Encode a row and read it back: the writers' imports cost seconds the first time.
         with (
             doing("encode", CpuSeconds(), libraries="files"),
             tempfile.TemporaryDirectory(prefix="warm-up-", dir=own_folder()) as name,
         ):
-            held = stored(models.features, Caster(spec.output.dtype, streams))
+            held = stored(models.features, Caster(spec.output.dtype, self._streams))
             row = FeatureRow("warm-up", "warm-up", -1, 1.0, {}, {}, held.streams, held.steps)
-            self._encode([row], streams, Path(name))
-            value_versions()
+            self._encode([row], Path(name))
         shards = CONCURRENT_SHARDS if models.gpu is None else job.shards
         rows = self._make_rows(
             spec,
@@ -187,7 +184,13 @@ class ShardRunner:
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
             whereabouts["ray_node"] = ray.get_runtime_context().get_node_id()
-        return _Ready(rows, streams, models.device, whereabouts, info)
+        provenance = {
+            "device": models.device,
+            "versions": value_versions(),
+            "worker": whereabouts,
+            "threads": job.threads,
+        }
+        return _Ready(rows, provenance, info)
 
     def _process(
         self, order: ShardOrder, keep: Sequence[QuarantineRow], stages: StageTimes
@@ -227,14 +230,11 @@ class ShardRunner:
         process_s: float,
         stages: StageTimes,
     ) -> bool:
-        shard, ready = order.shard, self._ready
+        shard = order.shard
         cast_errors = total(row.cast_errors for row in rows.good)
         # Stored in the commit record only. The cast errors are the same for every attempt.
         info = {
-            "device": ready.device,
-            "versions": value_versions(),
-            "worker": ready.worker,
-            "threads": self._job.threads,
+            **self._ready.provenance,
             "attempts": order.attempts,
             "timings_s": {"process": round(process_s, 6)},
             "cast_errors": {k: asdict(v) for k, v in sorted(cast_errors.items()) if v.nonzero},
@@ -257,18 +257,15 @@ class ShardRunner:
         except Exception as error:
             raise PublishError(f"shard {shard.shard_id} could not be published") from error
 
-    def _encode(
-        self, rows: Sequence[FeatureRow], streams: Sequence[StreamInfo], folder: Path
-    ) -> None:
+    def _encode(self, rows: Sequence[FeatureRow], folder: Path) -> None:
         encoding = encoding_of(self._job.dataset)
         for fmt in self._spec.output.formats:
             path = folder / f"w{format_of(fmt).suffix}"
-            format_of(fmt).write(path, rows, streams, encoding)
-            format_of(fmt).digest(path, streams)
-        write_table(row_table(rows, streams, encoding.extra_types), folder / "rows.parquet")
+            format_of(fmt).write(path, rows, self._streams, encoding)
+            format_of(fmt).digest(path, self._streams)
+        write_table(row_table(rows, self._streams, encoding.extra_types), folder / "rows.parquet")
 
 
-@lru_cache(maxsize=1)
 def value_versions() -> dict[str, str]:
     """Return versions of the packages that can change a feature."""
     found = {}

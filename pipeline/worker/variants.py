@@ -23,14 +23,12 @@ from earmill.pipeline.audio.variants import (
     stretch,
 )
 from earmill.pipeline.common import errors
-from earmill.pipeline.formats.row_table import VARIANT_COLUMNS
+from earmill.pipeline.formats.row_table import VARIANT_FACTS
 from earmill.pipeline.formats.rows import Scalar
 from earmill.pipeline.sources.base import Item, Variant, waits
 from earmill.pipeline.sources.fetch import load_blob
 from earmill.pipeline.spec.variants import NoiseSpec, VariantsSpec
 
-# Provenance columns of the rows of a job with variants; null for clean rows.
-FACTS = (*VARIANT_COLUMNS, "variant_settings")
 RECORDINGS_KEPT = 8  # Each has up to 115 MB: ten minutes at 48 kHz.
 
 
@@ -67,7 +65,7 @@ class VariantMaker:
             ears *= 10 ** (spec.gain_db / 20)
             settings["gain_db"] = spec.gain_db
         values = (variant.name, variant.clean_id, json.dumps(settings, sort_keys=True))
-        return ears.astype(np.float32), dict(zip(FACTS, values, strict=True))
+        return ears.astype(np.float32), dict(zip(VARIANT_FACTS, values, strict=True))
 
     def _noise(
         self, item: Item, variant: Variant, spec: NoiseSpec, ears: Samples, rate_hz: int

@@ -147,7 +147,7 @@ def test_stored_design(fs: int) -> None:
 )  # fmt: skip
 def test_as_the_plain_loop(fs: float, ears: int, more: dict[str, Any]) -> None:
     model = CARFAC(fs, n_ears=ears, dtype=torch.float64, **more)
-    x = noise(ears, 500, rms=0.2)
+    x = noise(ears, 330, rms=0.2)  # five steps of the slowest gain control
     made = model(x if ears > 1 else x[0])
     for name, wanted in plain_carfac.run(model, x.numpy()).items():
         assert_close(made[name], wanted if ears > 1 else wanted[0], SAME, name)
@@ -254,9 +254,11 @@ def test_chunks_have_the_bits_of_the_whole(cuts: tuple[int, ...]) -> None:
 
 def test_a_batch_is_its_clips() -> None:
     x, model = noise(2, 3, 900).float(), CARFAC(16000)
+    together = model(x)
     for i, j in product(range(2), range(3)):
-        for name, values in model(x).items():
-            assert torch.equal(values[i, j], model(x[i, j])[name])
+        alone = model(x[i, j])
+        for name, values in together.items():
+            assert torch.equal(values[i, j], alone[name])
 
 
 @pytest.mark.parametrize("rms", [1e-8, 1e-4, 1.0, 300.0])

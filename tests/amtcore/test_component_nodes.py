@@ -23,6 +23,7 @@ from amtcore.stages.excitation import (
 from benchmarks.loudness import signal_of
 
 from ..compare import Tolerance, assert_close
+from ..short import only, spread
 from .loudness_golden import one_thread, tone  # noqa: F401
 
 F_HZ = 15.625 * np.arange(2, 961)
@@ -34,7 +35,7 @@ def _at_nodes(intensity: Array, nodes: Nodes) -> Array:
     return np.concatenate(pieces)
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 4])
+@pytest.mark.parametrize("nodes", only([NODES], [2, 3, 4]))
 def test_polynomials_between_two_channels_are_summed_exactly(nodes: int) -> None:
     made = nodes_of(F_HZ, FC_HZ, nodes)
     rng = np.random.default_rng(0)
@@ -70,8 +71,9 @@ def _model(build: type, dtype: torch.dtype) -> Any:
     return build(return_stages=True, dtype=dtype)
 
 
-@pytest.mark.parametrize("build", [Moore2016, Glasberg2002])
-@pytest.mark.parametrize("sound", ["noise", "speech", "tone"])
+@pytest.mark.parametrize(
+    ("build", "sound"), spread(2, [Moore2016, Glasberg2002], ["noise", "speech", "tone"])
+)
 def test_loudness_is_that_of_single_components(build: type, sound: str) -> None:
     """In float64 every component is weighted for itself."""
     exact, quick = (_model(build, kind) for kind in (torch.float64, torch.float32))

@@ -108,7 +108,7 @@ def test_chunk_after_chunk_in_double(name: str) -> None:
     assert {(y.device.type, y.dtype) for y in made} == {(CUDA, torch.float64)}
 
 
-@pytest.mark.parametrize("name", only({*list(CASES)[::4]} - {*CHAINS, "Glasberg2002"}, CASES))
+@pytest.mark.parametrize("name", only({*list(CASES)[4::6]} - {*CHAINS, "Glasberg2002"}, CASES))
 def test_gradients_of_signals_and_constants(name: str) -> None:
     device = AbsentDevice(DIFFERENTIABLE)
     module, inputs = _on(device, name, torch.float32, learnable=True)
@@ -149,7 +149,7 @@ def test_a_filter_that_was_moved_is_not_designed_again(
         assert module.applied_taps() is module.applied_taps()
 
 
-@pytest.mark.parametrize("kind", [CUDA, DIFFERENTIABLE])
+@pytest.mark.parametrize("kind", only([CUDA], [CUDA, DIFFERENTIABLE]))
 def test_decisions(kind: str) -> None:
     device = AbsentDevice(kind)
     model, (x,) = _on(device, "Paulick2024", torch.float32)
@@ -163,7 +163,7 @@ def test_decisions(kind: str) -> None:
     assert {y.device.type for y in (answer, variable, correlation)} == {kind}
 
 
-@pytest.mark.parametrize("name", ["Moore2016", "Glasberg2002"])
+@pytest.mark.parametrize("name", only(["Glasberg2002"], ["Moore2016", "Glasberg2002"]))
 def test_loudness_level(name: str) -> None:
     device = AbsentDevice(CUDA)
     model, _ = _on(device, name, torch.float32)

@@ -24,7 +24,7 @@ from amtcore.kernels.operations.fir import FIR
 from amtcore.kernels.operations.lif import LIF
 from amtcore.kernels.operations.lower_skirt import LOWER_SKIRT
 from amtcore.kernels.operators import operator, run_fused
-from tests.short import some
+from tests.short import but, some
 
 from ..compare import Tolerance, assert_close
 from .constant_cases import CASES as MODULES
@@ -32,6 +32,7 @@ from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import leaves
 from .test_loudness_skirts import _case as skirt_case
 from .test_recurrences import CASES as RECURRENCES
+from .test_recurrences import SAME_OPERATOR
 
 attack_release = operator(ATTACK_RELEASE)
 fir = operator(FIR)
@@ -114,7 +115,7 @@ def test_every_operator_is_here() -> None:
     assert forward <= {*FAMILIES, "chain", *loudness}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", but(SAME_OPERATOR, FAMILIES))
 def test_reverse_mode_of_torch_func(family: str) -> None:
     """`grad`, `vjp` and `jacrev`, of signals and of a batch of them."""
     x, function = FAMILIES[family]()
@@ -135,7 +136,9 @@ def test_reverse_mode_of_torch_func(family: str) -> None:
     assert_close(grad(lambda x: vmap(loss)(x).sum())(several), each, SAME)
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "hilbert_envelope"])
+@pytest.mark.parametrize(
+    "family", but(SAME_OPERATOR, [name for name in FAMILIES if name != "hilbert_envelope"])
+)
 def test_what_has_no_derivative_says_so(family: str) -> None:
     x, function = FAMILIES[family]()
 

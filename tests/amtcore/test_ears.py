@@ -33,7 +33,7 @@ from amtcore.stages.fir import FirStage
 from amtcore.tables import load_table
 
 from ..compare import FLOAT64, KERNEL32, KERNEL64, Tolerance, assert_close
-from ..short import but, spread
+from ..short import only, spread
 from .compiling import one_graph
 
 fir = operator(FIR)
@@ -204,7 +204,7 @@ def test_middle_ear_peaks_at_0_db(filter_type: str, fs: int) -> None:
 _ORDERS, _RATES = (2, 4, 6, 8, 14, 30, 64, 200, 510, 512, 514, 1022), (4000, 16000, 48000, 192000)
 
 
-@pytest.mark.parametrize(("ear", "fs"), spread(3, ["headphone", *MIDDLE_EAR_TYPES], _RATES))
+@pytest.mark.parametrize(("ear", "fs"), spread(4, ["headphone", *MIDDLE_EAR_TYPES], _RATES))
 def test_every_order_and_phase_is_the_table_by_scipys_designs(ear: str, fs: int) -> None:
     """Compare designs where the gain is within 40 dB of its peak.
 
@@ -249,7 +249,7 @@ def test_every_order_and_phase_is_the_table_by_scipys_designs(ear: str, fs: int)
             assert np.linalg.norm(single - taps) < 1e-5 * np.linalg.norm(taps), (order, phase)
 
 
-@pytest.mark.parametrize("order", but([64], [2, 6, 14, 64]))
+@pytest.mark.parametrize("order", only([6], [2, 6, 14, 64]))
 def test_gradients_of_minimum_phase_designs_of_any_order(order: int) -> None:
     for build in (HeadphoneFilter, MiddleEarFilter):
         stage = build(48000, order=order, learnable=True, dtype=torch.float64)
@@ -320,6 +320,8 @@ def test_chunks_equal_the_whole_exactly(cuts: list[int], phase_type: str) -> Non
 @pytest.mark.parametrize("phase_type", PHASE_TYPES)
 def test_learnable_gains_redesign_the_filter_in_the_graph(phase_type: str) -> None:
     x = _noise(2, 300)
+    # Mixtures of all outputs: gradcheck runs the design backward once for each mixture.
+    mixtures = _noise(8, 40, seed=1)
     for build in (
         lambda **k: HeadphoneFilter(FS, 32, phase_type, **k),
         lambda **k: MiddleEarFilter(FS, "jepsen2008", 32, phase_type, **k),
@@ -330,7 +332,7 @@ def test_learnable_gains_redesign_the_filter_in_the_graph(phase_type: str) -> No
         before = stage.gains.detach().clone()
 
         def output(gains: Tensor, stage: FirStage = stage) -> Tensor:
-            return torch.func.functional_call(stage, {"gains": gains}, (x[0, :40],))
+            return mixtures @ torch.func.functional_call(stage, {"gains": gains}, (x[0, :40],))
 
         scale = before.abs().max()
         gains = (before / scale).requires_grad_()
@@ -429,18 +431,20 @@ def test_bad_arguments(build, message) -> None:  # type: ignore[no-untyped-def]
         build()
 
 
+#: Filters that tests only read.
+_EARS: dict[str, Callable[[], Any]] = {
+    "headphone": lambda: HeadphoneFilter(FS, order=512, phase_type="zero", dtype=torch.float64),
+    "middle": lambda: MiddleEarFilter(FS, order=300, phase_type="amt", dtype=torch.float64),
+    "outer and middle": lambda: OuterMiddleEarFilter(FS, order=1024, dtype=torch.float64),
+}
+_ear = functools.cache(lambda name: _EARS[name]())
+
+
 @pytest.mark.parametrize("nfft", [1, 2, 7, 100, 511, 512, 513, 1000, 8192])
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: HeadphoneFilter(FS, order=512, phase_type="zero", dtype=torch.float64),
-        lambda: MiddleEarFilter(FS, order=300, phase_type="amt", dtype=torch.float64),
-        lambda: OuterMiddleEarFilter(FS, order=1024, dtype=torch.float64),
-    ],
-)
-def test_frequency_response_for_any_number_of_points(build: Callable[[], Any], nfft: int) -> None:
-    """That of the impulse response at these frequencies, however few: taps are not cut off."""
-    ear = build()
+@pytest.mark.parametrize("name", _EARS)
+def test_frequency_response_for_any_number_of_points(name: str, nfft: int) -> None:
+    """The spectrum of the impulse response at `nfft` frequencies: no taps are cut off."""
+    ear = _ear(name)
     f_hz, response = ear.get_frequency_response(nfft)
     f_hz64, response64 = ear.get_frequency_response(np.int64(nfft))
     assert torch.equal(f_hz, f_hz64) and torch.equal(response, response64)

@@ -11,7 +11,7 @@ import torch
 from amtcore import Glasberg2002
 from amtcore.errors import ParameterError
 from amtcore.stages.spectrum import GLASBERG2002_WINDOW_LOG10
-from tests.short import spread
+from tests.short import but, spread
 
 from ..compare import Tolerance, assert_close
 from .loudness_golden import FILES, load, noise, one_thread, tone  # noqa: F401
@@ -43,9 +43,8 @@ def test_steady_sounds(name: str, trace: str, dtype: str) -> None:
     assert float(np.median(got)) == pytest.approx(float(np.median(stored)), rel=WITHIN)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("trace", ["inst", "stl", "ltl"])
-@pytest.mark.parametrize("name", ["am4k", "burst100ms_70"])
+@pytest.mark.parametrize(("name", "dtype"), spread(2, ["am4k", "burst100ms_70"], DTYPES))
 def test_changing_sounds(name: str, trace: str, dtype: str) -> None:
     got = _loudness(name, dtype)[trace][: 600 - LATE_FRAMES]
     stored = load(name)[f"glasberg_ward_{trace}"][LATE_FRAMES:]
@@ -63,7 +62,7 @@ def test_whole_traces_but_for_the_gain(name: str, trace: str, dtype: str) -> Non
     assert_close(got, stored, Tolerance(bound, "filter of the ear at the onset"), name)
 
 
-@pytest.mark.parametrize("fs", [16000, 32000, 44100, 48000])
+@pytest.mark.parametrize("fs", but([48000], [16000, 32000, 44100, 48000]))
 def test_one_sone_is_1_khz_at_40_db(fs: int) -> None:
     model = _model("float32", fs, return_stages=True)
     long, stages = model(tone(1000.0, 40.0, 2.0, fs))

@@ -147,7 +147,7 @@ def test_hooks_of_all_modules_fire(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "stage"),
-    some(3, [(name, stage) for name in NAMES for stage, _ in _built(name).named_children()]),
+    some(4, [(name, stage) for name in NAMES for stage, _ in _built(name).named_children()]),
 )
 def test_a_stage_can_be_any_module_of_its_shapes(name: str, stage: str) -> None:
     """Whole signals with gradients; no chunks, and no kernels, which say so."""

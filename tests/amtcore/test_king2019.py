@@ -132,7 +132,7 @@ def test_envelope_of_silence_and_gradients() -> None:
     envelope.sum().backward()
     assert (envelope < 1e-300).all() and (silent.grad == 0).all()
     for samples in (11, 13):
-        x = torch.randn(3, samples, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(2, samples, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(hilbert_envelope, (x,))
 
 
@@ -145,7 +145,7 @@ def test_envelope_kernel_equals_torch(rows: int, samples: int, dtype: str) -> No
     x = torch.randn(rows, samples, generator=torch.Generator().manual_seed(0), dtype=kind)
     expected = hilbert_envelope(x, "reference")
     assert_close(hilbert_envelope(x), expected, tolerance)
-    if rows == 5:  # the compiler looks at shapes alone
+    if rows == 5 and kind == torch.float32:  # the compiler looks at shapes alone
         assert torch.equal(one_graph(hilbert_envelope)(x), hilbert_envelope(x))
     mapped = torch.func.vmap(hilbert_envelope)(x.unsqueeze(1)).squeeze(1)
     assert_close(mapped, expected, tolerance)
@@ -290,7 +290,7 @@ def test_features_up_to_10_hz_are_the_same_with_and_without_envelopes() -> None:
 
 #: Sampling rate, samples, frame rate and parameters.
 _FEATURES: list[tuple[int, int, float, dict[str, Any]]] = [
-    (44100, 60_001, 100.0, {}),
+    (44100, 30_001, 100.0, {}),
     (16000, 23_999, 80.0, {"mfhigh": 400.0, "modbank_nmod": 8, "fhigh": 3000.0}),
     (22050, 30_000, 60.0, {"mflow": 12.0, "lp_150hz": True, "basef": 2000.0}),
     (8000, 2_000, 250.0, {"fhigh": 2000.0}),

@@ -16,8 +16,11 @@ from amtcore.errors import ParameterError
 from amtcore.features.registry import build_extractor
 from amtcore.listener import checked_audiogram, losses_db
 
+from ..short import spread
+
 MODERATE = {250: 10, 500: 15, 1000: 20, 2000: 35, 4000: 50, 8000: 60}
 STEEP = {1000: 10, 2000: 60, 4000: 60, 6000: 20}
+AUDIOGRAMS = {"moderate": MODERATE, "steep": STEEP}
 FLAT = {1000: 0, 4000: 0}
 OCTAVES_HZ = (250, 500, 1000, 2000, 4000, 8000)
 FS = 44100
@@ -78,10 +81,10 @@ def shift_db(normal: Tensor, impaired: Tensor, levels_db: list[float], from_db: 
     return float(np.interp(float(normal.log()), logs, levels_db)) - from_db
 
 
-@pytest.mark.parametrize("audiogram", [MODERATE, STEEP], ids=["moderate", "steep"])
-@pytest.mark.parametrize("fc_hz", OCTAVES_HZ)
-def test_paulicks_threshold_rises_by_the_loss(fc_hz: int, audiogram: dict[int, float]) -> None:
+@pytest.mark.parametrize(("fc_hz", "steepness"), spread(2, OCTAVES_HZ, AUDIOGRAMS))
+def test_paulicks_threshold_rises_by_the_loss(fc_hz: int, steepness: str) -> None:
     """Quiet sound is below the knee with and without the loss, where the gain is solved exactly."""
+    audiogram = AUDIOGRAMS[steepness]
     loss = float(losses_db(audiogram, np.array([float(fc_hz)]))[0])
     levels = [loss - 1.0, loss, loss + 1.0]
     normal, impaired = normal_paulick(fc_hz), paulick(fc_hz, levels, audiogram)
@@ -101,10 +104,10 @@ def test_the_form_of_2008_loses_the_same(loss: float) -> None:
     assert (20 * torch.log10(normal / impaired)).tolist() == pytest.approx([loss] * 4, abs=0.05)
 
 
-@pytest.mark.parametrize("audiogram", [MODERATE, STEEP], ids=["moderate", "steep"])
-@pytest.mark.parametrize("fc_hz", OCTAVES_HZ)
-def test_carfacs_threshold_rises_by_the_loss(fc_hz: int, audiogram: dict[int, float]) -> None:
+@pytest.mark.parametrize(("fc_hz", "steepness"), spread(2, OCTAVES_HZ, AUDIOGRAMS))
+def test_carfacs_threshold_rises_by_the_loss(fc_hz: int, steepness: str) -> None:
     """The gain control acts from low levels on, so the shift is not exact."""
+    audiogram = AUDIOGRAMS[steepness]
     normal, own_hz = normal_carfac(fc_hz)
     loss = float(losses_db(audiogram, np.array([own_hz]))[0])
     levels = [AT_DB + loss - 2.0, AT_DB + loss, AT_DB + loss + 2.0]

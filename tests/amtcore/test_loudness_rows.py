@@ -13,6 +13,7 @@ from amtcore import Glasberg2002, Moore2016
 from amtcore.models.frame_blocks import BLOCK_FRAMES
 from amtcore.models.loudness import Loudness, LoudnessModel
 
+from ..short import spread
 from .loudness_golden import noise, one_thread, tone  # noqa: F401
 
 #: A block, and some frames of another.
@@ -63,8 +64,7 @@ def _assert_same(got: Loudness, expected: Loudness) -> None:
         )
 
 
-@pytest.mark.parametrize("sound", [*FINITE, *STRANGE])
-@pytest.mark.parametrize("ears", [1, 2])
+@pytest.mark.parametrize(("ears", "sound"), spread(2, [1, 2], [*FINITE, *STRANGE]))
 def test_kernel_gives_the_bits_of_the_stages(ears: int, sound: str) -> None:
     x = _signal(sound)
     model = _model(Moore2016 if ears == 2 else Glasberg2002)

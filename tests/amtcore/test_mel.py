@@ -113,9 +113,9 @@ def test_a_tone_is_loudest_in_the_band_of_its_frequency(scale: str) -> None:
         tone = np.sin(2 * np.pi * centres_hz[band] * t).astype(np.float32)
         (made,) = extractor.extract([tone])
         assert (made["mel"][10:-10].argmax(1) == band).all(), centres_hz[band]
-    bins_hz = torch.linspace(0, FS_HZ // 2, 200001)
+    bins_hz = torch.linspace(0, FS_HZ // 2, 100001)
     peaks = torchaudio.functional.melscale_fbanks(
-        200001, 0.0, FS_HZ / 2, 40, FS_HZ, mel_scale=scale
+        100001, 0.0, FS_HZ / 2, 40, FS_HZ, mel_scale=scale
     ).argmax(0)
     np.testing.assert_allclose(centres_hz, bins_hz[peaks], atol=0.1)
 

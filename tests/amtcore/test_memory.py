@@ -61,8 +61,9 @@ def left_over(extractor: Extractor, early_s: int, quiet: float) -> Callable[[int
     return worst
 
 
-#: Models whose test takes seconds; two of them remember half a minute of signal and more.
-LENGTHY = ("glasberg2002", "moore2016", "paulick2024")
+#: Models whose test takes seconds; two of them remember half a minute of signal and more. The
+#: models dau1997 and osses2021 have the same loops, and `slow loops` has slower loops.
+LENGTHY = ("glasberg2002", "moore2016", "paulick2024", "dau1997")
 
 
 @pytest.mark.parametrize("name", but(LENGTHY, MODELS))

@@ -20,7 +20,7 @@ from amtcore.errors import ParameterError, ShapeError
 from tests.short import some
 
 from ..compare import FLOAT32_MODULATION, Tolerance, assert_close
-from ..short import drawn, only, spread
+from ..short import but, drawn, only, spread
 from .compiling import one_graph
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import CASES, FEW_CHANNELS, Case, in_chunks, leaves, use_plain_loops, whole
@@ -52,7 +52,13 @@ def _whole_output(name: str) -> list[Tensor]:
         return leaves(whole(_with_stages(name))(CASES[name].signal(2)))
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.streams])
+#: Models with the same stream as another one: by other stages, ears or integration.
+_SAME_STREAM = ("dau1997", "king2019_none", "jepsen2008", "glasberg2002")
+
+
+@pytest.mark.parametrize(
+    "name", but(_SAME_STREAM, [name for name, case in CASES.items() if case.streams])
+)
 @drawn(6, derandomize=True)
 @given(cuts=st.lists(st.floats(0.0, 1.0), max_size=5))
 @example(cuts=[0.0, 0.001, 0.43, 0.43, 1.0])
@@ -172,7 +178,11 @@ def test_float32_against_float64(name: str) -> None:
         assert_close(got, expected, FLOAT32_MODULATION)
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Models without a kernel of their own; `test_recurrences` compares each kernel alone.
+_SAME_KERNELS = ("dau1997", "king2019_none", "king2019_hilbert", "jepsen2008", "glasberg2002")
+
+
+@pytest.mark.parametrize("name", but(_SAME_KERNELS, CASES))
 def test_kernels_equal_the_plain_loops(name: str) -> None:
     case = CASES[name]
     x = case.signal(1, samples=min(132, max(case.item)), dtype=F64)  # more than a block
@@ -183,19 +193,24 @@ def test_kernels_equal_the_plain_loops(name: str) -> None:
         assert_close(got.detach(), expected.detach(), ROUTES64)
 
 
-#: Others compile its operators, or take half a minute; layers of neurons: `test_lif_layer`.
-_DAILY = ("king2019_none",)
+#: Other models compile the same operators, or take half a minute; `test_lif_layer` compiles a layer
+#: of neurons. A backward graph of learnable constants takes 10 s to make. Here autograd runs the
+#: graph of learnable constants backward; `test_ears` compiles the backward graph of one filter.
+_DAILY = [("king2019_none", "eager", True), ("king2019_none", "aot_eager", False)]
 
 
-@pytest.mark.parametrize("name", only(_DAILY, CASES))
-def test_compiled_training_step_equals_eager(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend", "learnable"),
+    [*_DAILY, *(pytest.param(name, "aot_eager", True, marks=pytest.mark.long) for name in CASES)],
+)
+def test_compiled_training_step_equals_eager(name: str, backend: str, learnable: bool) -> None:
     """One graph without breaks, forward and backward."""
     case = CASES[name]
     few_filters = {"modbank_nmod": 2} if name == "king2019_none" else {}
-    model = case.build(learnable=True, **few_filters)
+    model = case.build(learnable=learnable, **few_filters)
     call, x = whole(model), case.signal(2, samples=min(400, max(case.item)))
     results = []
-    for function in (one_graph(call), call):
+    for function in (one_graph(call, backend), call):
         leaf = x.clone().requires_grad_()
         outputs = leaves(function(leaf))
         loss = sum((y.square().sum() for y in outputs), torch.zeros(()))
@@ -311,7 +326,7 @@ def _strengths(name: str, fs: float) -> Tensor:
     return torch.cat([y.square().mean(-1).sqrt().flatten() for y in outputs])
 
 
-@pytest.mark.parametrize(("name", "fs"), spread(2, AT_RATE, RATES))
+@pytest.mark.parametrize(("name", "fs"), spread(3, AT_RATE, RATES))
 def test_rate_does_not_change_what_is_heard(name: str, fs: float) -> None:
     assert_close(_strengths(name, fs), _strengths(name, 192000), AT_8_KHZ)
 

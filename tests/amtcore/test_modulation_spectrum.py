@@ -188,6 +188,19 @@ def test_refused_envelopes(x: Tensor) -> None:
         ModulationSpectrum(100)(x)
 
 
+def test_silence_after_a_sound_has_energy() -> None:
+    """The spectrogram decays to values whose squares are 0 in float32."""
+    noise = torch.randn(16000, generator=torch.Generator().manual_seed(1))
+    model = AuditoryModulationSpectrum(fs=16000, win_s=0.25, hop_s=0.1)
+    assert model(torch.cat((noise, torch.zeros(48000))))["energy"].isfinite().all()
+    spectrum = ModulationSpectrum(100.0, 1.0, 0.5)
+    envelope = noise[None, :400].abs() + 1.0
+    for gain in (2.0**-90, 2.0**90):
+        torch.testing.assert_close(
+            spectrum(gain * envelope)["energy"], spectrum(envelope)["energy"], equal_nan=True
+        )
+
+
 def test_spectra_of_a_sound_are_spectra_of_its_spectrogram() -> None:
     x = torch.randn(2, 30000, dtype=torch.float64)
     model = AuditoryModulationSpectrum(16000, win_s=1.0, hop_s=0.25, dtype=torch.float64)

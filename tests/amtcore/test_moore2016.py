@@ -11,7 +11,7 @@ from torch import Tensor
 from amtcore import Moore2016
 from amtcore.errors import ShapeError
 from amtcore.models.frame_blocks import BLOCK_FRAMES
-from tests.short import spread
+from tests.short import only, spread
 
 from ..compare import Tolerance, assert_close
 from .loudness_golden import FILES, load, noise, one_thread, tone  # noqa: F401
@@ -49,7 +49,7 @@ def test_files_are_there() -> None:
     assert len(FILES) == 9 and "tone1k_40" in FILES
 
 
-@pytest.mark.parametrize(("name", "condition", "dtype"), spread(3, FILES, CONDITIONS, DTYPES))
+@pytest.mark.parametrize(("name", "condition", "dtype"), spread(4, FILES, CONDITIONS, DTYPES))
 def test_stored_loudness(name: str, condition: str, dtype: str) -> None:
     golden = load(name)
     short, long, loudest = _loudness(name, condition, dtype)
@@ -92,7 +92,7 @@ def test_40_phon_contour(f_hz: float, level_db: float, sone: float, tolerance: f
     assert float(short[300:450].mean()) == pytest.approx(sone, rel=tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", only(["float32"], DTYPES))
 def test_two_ears_are_one_and_a_half_times_one_ear(dtype: str) -> None:
     x = noise(1, 2, 16000)
     x[:, 1] = x[:, 0]
@@ -157,7 +157,7 @@ def test_chunks_equal_the_whole_at_any_hop(hop: int) -> None:
         assert torch.equal(torch.cat([part[i] for part in parts], -1), whole[i])
 
 
-@pytest.mark.parametrize("hop", [16, 64])
+@pytest.mark.parametrize("hop", only([64], [16, 64]))
 def test_hop_changes_frames_not_loudness(hop: int) -> None:
     x = torch.from_numpy(load("burst100ms_70")["input"])
     model = Moore2016(dtype=torch.float64, spectrum_kwargs={"hop_length": hop})

@@ -266,7 +266,12 @@ def test_models_carry_what_the_loops_carry(name: str) -> None:
     assert any(bool(torch.isnan(y[0]).any()) for y in outputs)
 
 
-@pytest.mark.parametrize("name", [n for n, c in MODELS.items() if c.streams and n != "lif_exodus"])
+#: Models that are streamed as another one is.
+SAME_STREAM = ("dau1997", "king2019_none", "jepsen2008", "moore2016")
+STREAMED = [name for name, case in MODELS.items() if case.streams and name != "lif_exodus"]
+
+
+@pytest.mark.parametrize("name", but(SAME_STREAM, STREAMED))
 def test_streams_of_models_carry_what_the_whole_carries(name: str) -> None:
     model, x = MODELS[name].build(), _bad_signals(name, 1200)
     with torch.no_grad():
@@ -280,7 +285,7 @@ def test_streams_of_models_carry_what_the_whole_carries(name: str) -> None:
         np.testing.assert_array_equal(torch.isinf(got), torch.isinf(wanted))
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "lif_exodus"])
+@pytest.mark.parametrize("name", but(SLOW, [name for name in MODELS if name != "lif_exodus"]))
 def test_gradients_of_models_are_no_numbers(name: str) -> None:
     """The loss is NaN, and so is the gradient of some parameter: an optimiser's check sees it."""
     model = MODELS[name].build(learnable=True)

@@ -48,8 +48,10 @@ for path in list(NEEDED):
 
 def _imports(path: Path) -> set[str]:
     """Modules of numba and llvmlite that a source file imports, or imports from."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found, text = set[str](), path.read_text()
+    if "numba" not in text and "llvmlite" not in text:
+        return found
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -20,6 +20,7 @@ from amtcore.models.ripple_moduli import LENGTH, ripple_moduli
 from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
+from ..short import spread
 from .golden_files import DTYPES, load, names
 
 FILES = [name for name in names("ratescale") if "input" in load(name)]
@@ -36,6 +37,7 @@ KEYS = (
     "rate_scale_mean",
     "cortical_pick",
 )
+#: Cases of `benchmarks.exactness`.
 CASES = [(name, key) for name in FILES for key in KEYS]
 
 
@@ -67,8 +69,8 @@ def _parts(x: Any) -> np.ndarray:
     return np.stack((x.real, x.imag)) if np.iscomplexobj(x) else x
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "key"), CASES)
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(("name", "dtype"), spread(2, FILES, DTYPES))
 def test_stored_array(name: str, key: str, dtype: str) -> None:
     golden, (array, _, every) = load(name), key.partition("@")
     got = _stages(name, dtype)[array]

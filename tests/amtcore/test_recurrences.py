@@ -174,13 +174,13 @@ def test_blocks_of_a_long_signal_join_exactly(case: str) -> None:
 
 
 #: Other arguments of operators that are in other cases as well.
-_SAME_OPERATOR = (
+SAME_OPERATOR = (
     *("one_pole_cascade_of_odd_order", "first_order_rectified", "state_variable_rectified"),
     *("adaptation_limited", "power_law"),
 )
 
 
-@pytest.mark.parametrize("case", but(_SAME_OPERATOR, CASES))
+@pytest.mark.parametrize("case", but(SAME_OPERATOR, CASES))
 def test_operator_is_well_formed(case: str) -> None:
     """Schema and fake kernel agree with the real one, which is what torch.compile relies on."""
     x, coef, state, run = CASES[case](torch.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from amtcore.features.frame_models import ROUGHNESS
 from amtcore.testing.models import ModelConformance
 
 from ..compare import Tolerance, assert_close
+from ..short import spread
 from .golden_files import DTYPES, load
 
 FILES = ("roughness__am1000_70_60", "roughness__am_noise_65", "roughness__fm1600_32000")
@@ -28,16 +31,20 @@ FIGURES_ASPER = 0.18
 
 def of_array(name: str, key: str, dtype: str) -> Tensor:
     """Return an array of the model, (frame,) or (frame, column)."""
+    return _arrays(name, dtype)[key]
+
+
+@functools.cache
+def _arrays(name: str, dtype: str) -> dict[str, Tensor]:
+    """Return all arrays of the model for a stored signal."""
     stored, kind = load(name), DTYPES[dtype]
     model = RoughnessDanielWeber(float(stored["fs"]), float(stored["overlap"]), dtype=kind)
     signal = torch.from_numpy(stored["input"]).to(kind)
-    if key in ("r", "r_spec"):
-        found = model(signal)[key]
-        return found[:, 0] if key == "r" else found
+    found = model(signal)
     frames = signal.unfold(0, model.samples, model.hop_length)
     depth, k, h0 = (each[0] for each in model.depth_and_correlation(frames.unsqueeze(0)))
     k = torch.nn.functional.pad(k, (0, 2))
-    return {"depth": depth, "k": k, "h0": h0}[key]
+    return {"r": found["r"][:, 0], "r_spec": found["r_spec"], "depth": depth, "k": k, "h0": h0}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,8 +117,7 @@ def test_frames_batches_and_lengths() -> None:
             assert found[name].shape == (grid.n_frames(samples), grid.width)
 
 
-@pytest.mark.parametrize("fs", (16000, 22050, 48001))
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "fs"), spread(2, DTYPES, (16000, 22050, 48001)))
 def test_kernels_and_plain_form(dtype: str, fs: int) -> None:
     """The plain form, with gradients, has the values of the kernels at any level."""
     model = RoughnessDanielWeber(fs, dtype=DTYPES[dtype])

@@ -13,6 +13,7 @@ from amtcore import Dau1997, ModulationFilterbank, Moore2016, Osses2021, Paulick
 from amtcore.kernels.operators import modulation_bank
 from amtcore.stages.modulation import can_separate
 
+from ..short import spread
 from .compiling import one_graph
 
 FS = 16000
@@ -33,9 +34,9 @@ def _noise(*shape: int) -> Tensor:
     return 0.02 * torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("learnable", [False, True])
-@pytest.mark.parametrize("batch", [None, 1, 3])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "batch", "learnable"), spread(3, MODELS, [None, 1, 3], [False, True])
+)
 def test_a_saved_channel_is_as_large_as_it_is(
     name: str, batch: int | None, learnable: bool
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -16,7 +15,7 @@ from amtcore.models.sharpness import WEIGHTINGS, divided
 
 from ..compare import Tolerance, assert_close
 from .golden_files import DTYPES, load
-from .test_zwicker import built
+from .test_zwicker import built, over_time
 
 STEADY = ("sharpness__din45692", "zwicker__spectra_free", "zwicker__spectra_diffuse",
           "zwicker__iso_b2_signal1", "zwicker__iso_b3_tone1000_60")  # fmt: skip
@@ -27,19 +26,12 @@ BOUNDS = {"float64": Tolerance(1e-6, "arrays stored in float32"),
 CASES = [(name, f"sharpness_{key}") for name in STEADY + OVER_TIME for key in WEIGHTINGS]
 
 
-@functools.cache
-def _over_time(name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return the sharpness (frame, weighting) of a stored signal."""
-    zwicker = built(field=str(load(name)["field"]), dtype=dtype)
-    return zwicker.outputs(torch.from_numpy(load(name)["input"]), ("sharpness",))["sharpness"]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "key"), CASES, ids=[f"{n}-{k}" for n, k in CASES])
 def test_stored_array(name: str, key: str, dtype: str) -> None:
     stored, kind, weighting = load(name), DTYPES[dtype], key.removeprefix("sharpness_")
     if name in OVER_TIME:
-        got = _over_time(name, kind)[:, WEIGHTINGS.index(weighting)]
+        got = over_time(name, dtype)["sharpness"][:, WEIGHTINGS.index(weighting)]
     else:
         zwicker = built(field=str(stored["field"]), dtype=kind)
         n, specific = zwicker.of_levels(torch.from_numpy(stored["levels"]))

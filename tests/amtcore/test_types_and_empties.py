@@ -19,6 +19,7 @@ from .constant_cases import CASES, Case
 from .loudness_golden import one_thread  # noqa: F401
 from .model_cases import leaves, use_plain_loops, whole
 from .test_arguments import FRAME_MODELS, build
+from .test_cuda_clean import STREAMING
 from .test_recurrences import CASES as RECURRENCES
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -42,8 +43,7 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 # --- half precision ---
 
 
-@pytest.mark.parametrize("kind", HALVES, ids=str)
-@pytest.mark.parametrize("name", some(3, CASES))
+@pytest.mark.parametrize(("name", "kind"), spread(5, CASES, HALVES))
 def test_half_modules_are_refused_and_left_as_they_were(name: str, kind: torch.dtype) -> None:
     module = _built(CASES[name])
     tensors = {**dict(module.named_buffers()), **dict(nn.Module.named_parameters(module))}
@@ -196,13 +196,7 @@ def test_empty_time_gives_empty_time(name: str, batched: bool, backend: str) -> 
         assert torch.isfinite(y).all()
 
 
-def _streams(name: str) -> bool:
-    module = CASES[name].build()
-    whole_only = name == "King2019"  # with the Hilbert envelope
-    return hasattr(module, "stream") and getattr(module, "can_stream", True) and not whole_only
-
-
-@pytest.mark.parametrize("name", some(3, [name for name in CASES if _streams(name)]))
+@pytest.mark.parametrize("name", some(3, STREAMING, 1))
 def test_empty_chunks_change_nothing(name: str) -> None:
     """Before the first chunk and between two; their own outputs are empty."""
     module, inputs = _built(CASES[name]), CASES[name].inputs

@@ -21,7 +21,7 @@ import pytest
 import earmill
 from earmill.pipeline.dataset.commit_record import commits
 from earmill.pipeline.storage.layout import Layout
-from tests.chaos.jobs import write_corpus, write_job
+from tests.chaos.jobs import FEW, write_corpus, write_job
 from tests.infra import gpu_actors
 from tests.infra.test_pods import HEALTH
 from tests.pipeline.audio_factory import clip
@@ -155,7 +155,8 @@ def test_a_submitted_job_runs_on_both_gpus_of_the_head(
     head: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus", 2, seconds=0.12)
-    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_rows=1)
+    options = {"params": FEW, "formats": ["parquet"], "shard_rows": 1}
+    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", **options)
     code, said = submit(*head, tmp_path, *extract(job, "--json", "--set", "run.device=cuda"))
     assert code == 0 and "succeeded" in said, said
     by_kind = {event["event"]: event for event in json_lines(said)}

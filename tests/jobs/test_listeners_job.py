@@ -208,6 +208,27 @@ def test_a_repaired_audiogram_is_retried(tmp_path: Path, heard_by: dict[str, np.
     np.testing.assert_array_equal(rows["b"]["envelope_own"], heard_by["mild"])
 
 
+def test_features_added_for_another_audiogram_are_left_out(
+    tmp_path: Path, heard_by: dict[str, np.ndarray]
+) -> None:
+    mild, flat = json.dumps(MILD), json.dumps(FLAT)
+    mel = {"model": "melspectrogram", "fs_hz": 16000}
+    spec, out = column_job(tmp_path, {"a": mild, "b": mild}, mel), tmp_path / "out"
+    added = {"name": "own", "extract": [COLUMN]}
+    with shards_run_here():
+        earmill.extract(spec)
+        earmill.add_features(out, added)
+        write_rows(tmp_path, {"a": mild, "b": flat})
+        earmill.extract(spec, update=True)
+        assert earmill.diff(out).changed == ("b",)
+        with pytest.warns(UserWarning, match="earlier rows are left out: own"):
+            assert [*earmill.open_features(out, additions=True).streams] == ["mel"]
+        earmill.add_features(out, added)
+    rows = {row.row_id: row.features for row in earmill.open_features(out, additions=True)}
+    for row_id, name in {"a": "mild", "b": "flat"}.items():
+        np.testing.assert_array_equal(rows[row_id]["envelope_own"], heard_by[name])
+
+
 def test_a_long_row_has_its_listener(tmp_path: Path) -> None:
     made = {}
     for name, entry in (("own", COLUMN), ("flat", heard("own", FLAT))):
@@ -267,3 +288,15 @@ def test_a_column_that_no_row_has_ends_the_job_before_work(tmp_path: Path) -> No
     with pytest.raises(SourceError, match="no row of the source has a column 'audiograms'"):
         earmill.extract(job(tmp_path, entry))
     assert not list((tmp_path / "out").glob("data/*"))
+    with shards_run_here():
+        earmill.extract(job(tmp_path, {"model": "melspectrogram", "fs_hz": 16000}))
+    with pytest.raises(SourceError, match="no row of the source has a column 'audiograms'"):
+        earmill.add_features(tmp_path / "out", {"extract": [entry]})
+    assert not list((tmp_path / "out").glob("additions/*/data/*"))
+    spec = column_job(tmp_path, {"a": json.dumps(FLAT)}, COLUMN)
+    spec["output"] = {"uri": str(tmp_path / "own"), "formats": ["parquet"]}
+    with shards_run_here():
+        earmill.extract(spec)
+        (tmp_path / "rows.csv").write_text("id,uri\na,audio/a.wav\n")
+        with pytest.raises(SourceError, match="no row of the source has a column 'audiogram'"):
+            earmill.extract(spec, update=True)

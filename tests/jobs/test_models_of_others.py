@@ -44,16 +44,6 @@ def test_a_broken_model_hurts_no_other(
     assert run(["models", "broken"]) == 0
 
 
-def test_the_command_line_asks_no_model_before_it_must() -> None:
-    """Neither help nor the import of the package looks for entry points or loads torch."""
-    code = (
-        "import sys, earmill, earmill.testing; from earmill.jobs.cli import run; run(['--help']);"
-        "assert not {'torch', 'amtcore', 'pytest'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.long
 def test_no_kernel_is_loaded_from_such_a_folder(tmp_path: Path) -> None:
     """The whole way: importing the models fails, and the command says it in one line."""

@@ -16,9 +16,8 @@ from earmill.pipeline.dataset.verify import Report
 from earmill.pipeline.driver.events import JobFinished
 from earmill.pipeline.hub.push import Progress, Pushed
 from earmill.pipeline.operations.deep_verify import DeepReport
-from tests.chaos.jobs import write_corpus, write_job
-from tests.pipeline.again_jobs import module_without_ray  # noqa: F401
-from tests.short import but
+from tests.chaos.jobs import FEW, write_corpus, write_job
+from tests.pipeline.workers_here import workers_here
 
 ROWS = tuple(f"row-{k}<b>" for k in range(2000))
 RESULTS = [
@@ -55,34 +54,46 @@ def test_what_a_job_would_take_is_shown_in_a_few_words(job: Path) -> None:
     assert "<td>2</td>" in earmill.plan(job)._repr_html_()
 
 
+def bad_job(folder: Path) -> Path:
+    """A job with two good rows and a bad one."""
+    corpus = write_corpus(folder / "corpus", 2)
+    (corpus / "bad.wav").write_bytes(b"no audio")
+    return write_job(folder / "job.yaml", corpus, folder / "out", params=FEW, formats=["parquet"])
+
+
+OVERRIDES = ["run.executor=local", "run.workers=1", "run.max_bad_fraction=0"]
+
+
 def test_logging_hears_of_a_job(
-    job: Path, no_ray: None, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="earmill"):
-        end = earmill.extract(job)
-    said = [record.getMessage() for record in caplog.records if record.name == "earmill"]
-    assert "listing the source ..." in said and said[-1] == end.message
-    assert caplog.records[-1].event == end  # type: ignore[attr-defined]
+    """The job itself prints nothing, not even warnings: a row is bad."""
+    with caplog.at_level(logging.INFO, logger="earmill"), workers_here():
+        end = earmill.extract(bad_job(tmp_path), overrides=OVERRIDES, check=False)
+    records = [record for record in caplog.records if record.name == "earmill"]
+    said = [(record.levelname, record.getMessage()) for record in records]
+    assert ("INFO", "listing the source ...") in said and said[-1] == ("ERROR", end.message)
+    assert end.message.startswith("done: 2 rows ok, 1 quarantined")
+    (bad,) = [text for level, text in said if level == "WARNING"]
+    assert bad.startswith("row 'bad.wav' quarantined")
+    assert records[-1].event == end  # type: ignore[attr-defined]
     assert capfd.readouterr() == ("", "")
 
 
-SCRIPT = """
+SCRIPT = f"""
 import earmill, logging, sys
 if sys.argv[2] == "logs":
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s:%(message)s")
-overrides = ["run.executor=local", "run.workers=1", "run.max_bad_fraction=0"]
-end = earmill.extract(sys.argv[1], overrides=overrides, check=False)
+end = earmill.extract(sys.argv[1], overrides={OVERRIDES}, check=False)
 assert "torch" not in sys.modules, "a driver needs no torch, which takes half a gigabyte"
 """
 
 
-@pytest.mark.parametrize("how", but(["silent"], ["silent", "logs"]))
+@pytest.mark.long  # three processes import their modules; test_extract_process.py has them too
+@pytest.mark.parametrize("how", ["silent", "logs"])
 def test_a_script_prints_nothing_unless_it_asks(how: str, tmp_path: Path) -> None:
     """Not even warnings: a row is bad."""
-    corpus = write_corpus(tmp_path / "corpus", 2)
-    (corpus / "bad.wav").write_bytes(b"no audio")
-    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out")
-    command = [sys.executable, "-c", SCRIPT, str(job), how]
+    command = [sys.executable, "-c", SCRIPT, str(bad_job(tmp_path)), how]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stderr == ""
     lines = [line for line in done.stdout.splitlines() if ":" in line]

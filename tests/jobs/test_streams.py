@@ -12,7 +12,7 @@ import pytest
 from earmill.jobs.console import process
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
-from tests.chaos.jobs import assert_whole, write_corpus, write_job
+from tests.chaos.jobs import FEW, assert_whole, write_corpus, write_job
 from tests.pipeline.again_jobs import shards_run_here
 from tests.short import only
 
@@ -36,7 +36,8 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished dataset."""
     folder = tmp_path_factory.mktemp("streams")
-    job = write_job(folder / "job.yaml", write_corpus(folder / "corpus", 2), folder / "out")
+    corpus = write_corpus(folder / "corpus", 2)
+    job = write_job(folder / "job.yaml", corpus, folder / "out", params=FEW, formats=["parquet"])
     with shards_run_here():
         run_job(JobSpec.load(job))
     return folder
@@ -108,11 +109,12 @@ def test_no_file_takes_the_number_of_a_closed_stream(place: Path) -> None:
     ],
 )
 def test_a_job_goes_on_where_nobody_reads_it(command: str, how: str, tmp_path: Path) -> None:
-    job = write_job(tmp_path / "job.yaml", write_corpus(tmp_path / "corpus", 2), tmp_path / "out")
+    corpus, out = write_corpus(tmp_path / "corpus", 2), tmp_path / "out"
+    job = write_job(tmp_path / "job.yaml", corpus, out, params=FEW, formats=["parquet"])
     local = "--set run.executor=local --set run.workers=1"
     code, said = shell(f"{command} extract {job} {local} {how}", tmp_path)
     assert code == 0
-    assert_whole(tmp_path / "out")
+    assert_whole(out)
     if "2>" not in how:
         (line,) = said
         assert line.startswith("earmill: cannot write") and "the run goes on" in line

@@ -6,6 +6,7 @@ the real runner. A kill is an exception between two steps, as nothing but the ou
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -18,7 +19,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from amtcore.features import registry
 from earmill import open_features
+from earmill.pipeline.common import extension_points
 from earmill.pipeline.common.errors import OvertakenError
 from earmill.pipeline.common.text import named_line
 from earmill.pipeline.common.user_cache import models_key
@@ -104,6 +107,9 @@ class OneByOne:
 
 
 _git_state, _code_sha256 = cache(provenance.git_state), cache(provenance.code_sha256)
+_owner_of, _build = extension_points._owner, registry.build_extractor
+_encode = ShardRunner._encode
+_built: dict[str, Any] = {}
 
 
 @cache
@@ -111,29 +117,72 @@ def _models_key(_path: tuple[str, ...]) -> str | None:
     return models_key()
 
 
+@cache
+def _owner(_path: tuple[str, ...], point: Any) -> str:
+    return _owner_of(point)
+
+
 @contextmanager
 def code_stays_as_it_is() -> Iterator[None]:
-    """Jobs look once at git and at the sources, which takes a fifth of a small job.
+    """Jobs look once at git, at the sources and at the metadata of distributions.
 
-    Tests of that are test_provenance.py and tests/jobs/test_light_commands.py.
+    It took a quarter of a small job. Tests of it are test_provenance.py, test_extension_points.py
+    and tests/jobs/test_light_commands.py.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "git_state", _git_state)
         patch.setattr(provenance, "code_sha256", _code_sha256)
         patch.setattr(models, "models_key", lambda: _models_key(tuple(sys.path)))
+        patch.setattr(extension_points, "_owner", lambda point: _owner(tuple(sys.path), point))
+        yield
+
+
+def _built_once(model: str, *, threads: int | None = None, **options: Any) -> Any:
+    """Build a model of this package once for each set of options.
+
+    Extractors keep nothing between clips, and no two shards run at once here.
+    """
+    if model not in registry.BUILT_IN or model == "torch_module":
+        return _build(model, threads=threads, **options)
+    if threads is not None:
+        registry.set_num_threads(threads)
+    key = json.dumps([model, options], sort_keys=True)
+    if key not in _built:
+        _built[key] = _build(model, **options)
+    return _built[key]
+
+
+def _encode_warm(runner: ShardRunner, rows: Any, *where: Any) -> None:
+    """Encode rows. The row of a warm-up makes a new process import the writers; it is left out."""
+    if [row.row_id for row in rows] != ["warm-up"]:
+        _encode(runner, rows, *where)
+
+
+@contextmanager
+def process_stays_warm() -> Iterator[None]:
+    """Jobs share their models, and write no file to warm up: both took a third of a small job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "build_extractor", _built_once)
+        patch.setattr(ShardRunner, "_encode", _encode_warm)
         yield
 
 
 @pytest.fixture(autouse=True)
-def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(Path.cwd())
     monkeypatch.setattr(driver, "executor_of", lambda *_: NoWorkers())
+    with process_stays_warm():
+        yield
 
 
 @contextmanager
 def shards_run_here() -> Iterator[None]:
     """Jobs run in this process, shard by shard."""
-    with code_stays_as_it_is(), pytest.MonkeyPatch.context() as patch:
+    with (
+        code_stays_as_it_is(),
+        process_stays_warm(),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.chdir(Path.cwd())
         patch.setattr(driver, "executor_of", lambda *_: NoWorkers())
         patch.setattr(driver.Run, "scheduler", lambda _, job, *__: OneByOne(job, None))

@@ -31,12 +31,15 @@ Values = dict[str, dict[str, bytes]]
 
 
 class Changing:
-    """A corpus of six clips, two a shard, and its finished output.
+    """A corpus of six clips and its finished output.
 
     Args:
         folder: Folder of both.
         formats: Formats of the output.
     """
+
+    #: Rows of a shard.
+    shard_rows = 2
 
     def __init__(self, folder: Path, formats: Sequence[str] = ("parquet",)) -> None:
         self.folder, self.corpus, self.out = folder, folder / "corpus", folder / "out"
@@ -45,7 +48,7 @@ class Changing:
 
     def spec(self, out: Path | None = None) -> JobSpec:
         place = self.out if out is None else out
-        options = {"shard_rows": 2, "shard_seconds": 100, "formats": [*self.formats]}
+        options = {"shard_rows": self.shard_rows, "shard_seconds": 100, "formats": [*self.formats]}
         file = write_job(self.folder / "job.yaml", self.corpus, place, params=FEW, **options)
         return JobSpec.load(file, overrides=("run.max_bad_fraction=1", "name=job"))
 
@@ -144,7 +147,7 @@ def corpus_and_output(
         job = Changing(folder, formats)
         write_corpus(job.corpus, CLIPS, seconds=0.5)
         end = job.extract()
-        assert (end.rows_ok, end.shards) == (CLIPS, CLIPS // 2)
+        assert (end.rows_ok, end.shards) == (CLIPS, CLIPS // Changing.shard_rows)
         copy = folder.parent / f"{folder.name}-copy"
         shutil.copytree(folder, copy)
         return folder, copy

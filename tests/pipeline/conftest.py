@@ -11,7 +11,14 @@ from botocore import session
 
 from earmill.pipeline.storage.layout import Layout
 from tests.pipeline.again_jobs import code_stays_as_it_is
-from tests.pipeline.reader_data import N_ROWS, write_chunked, write_set
+from tests.pipeline.reader_data import (
+    GROUPED_ROWS,
+    LOADED_ROWS,
+    N_ROWS,
+    small_row_groups,
+    write_chunked,
+    write_set,
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,6 +51,23 @@ def finalised(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same rows, finalised."""
     path = tmp_path_factory.mktemp("finalised")
     write_set(path, n_rows=N_ROWS, finalised=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def seven_a_shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """26 short rows in 4 shards, which tests of loaders read."""
+    path = tmp_path_factory.mktemp("seven")
+    write_set(path, n_rows=LOADED_ROWS, rows_per_shard=7)
+    return path
+
+
+@pytest.fixture(scope="session")
+def forty_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """160 rows of 0.5 s in 40 row groups of 4, read under `small_row_groups`."""
+    path = tmp_path_factory.mktemp("grouped")
+    with small_row_groups():
+        write_set(path, n_rows=GROUPED_ROWS, rows_per_shard=20, seconds=lambda _: 0.5)
     return path
 
 

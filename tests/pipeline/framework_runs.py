@@ -9,6 +9,7 @@ of each rank. It forks the ranks, because importing the packages takes longer th
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -267,14 +269,14 @@ def by_transformers(
     return finish(seen)
 
 
-def moved(place: str, *, collate: str) -> None:
-    """A batch through the functions by which accelerate and Lightning move it to a device."""
+def moved(place: str, *, collates: list[str]) -> None:
+    """Batches through the functions by which accelerate and Lightning move them to a device."""
     from accelerate.utils import send_to_device
     from lightning.fabric.utilities import move_data_to_device
 
-    rows = stream(place, batch_size=4, collate_fn=getattr(earmill, collate))
-    batch: Any = next(iter(earmill.FeatureLoader(rows)))
-    for move in (send_to_device, move_data_to_device):
+    for collate, move in product(collates, (send_to_device, move_data_to_device)):
+        rows = stream(place, batch_size=4, collate_fn=getattr(earmill, collate))
+        batch: Any = next(iter(earmill.FeatureLoader(rows)))
         there = move(batch, torch.device("meta"))
         assert type(there) is type(batch) and there.row_ids == batch.row_ids
         assert there.extra["text"] == batch.extra["text"]
@@ -324,8 +326,11 @@ def serve() -> None:
     """Run what the input names; for each line answer with the exit codes of its ranks."""
     for line in sys.stdin:
         arguments, environments = json.loads(line)
+        gc.disable()  # imports leave little garbage, and collections would walk all of it
         for package in (*PACKAGES, *(["transformers.trainer"] * (arguments[0] == "transformers"))):
             import_module(package)
+        gc.freeze()  # collections in the ranks would walk, and so copy, all that was imported
+        gc.enable()
         ranks = {_forked(arguments, environment) for environment in environments}
         codes = []
         while ranks:

@@ -157,6 +157,11 @@ def dataset_file(**changes: Any) -> DatasetFile:
     return DatasetFile(**{**settings, **changes})
 
 
+def spec_of_formats(*formats: str) -> dict[str, Any]:
+    """SPEC with these formats alone."""
+    return {**SPEC, "output": {**SPEC["output"], "formats": [*formats]}}
+
+
 PLAN = {"00000": ["a.wav", "b.wav", "bad.wav"], "00001": ["c.flac"], "00002": ["mute.wav"]}
 
 

@@ -36,6 +36,7 @@ from tests.waiting import nothing_is_left
 PLAN_ID = "0123abcd"
 MODULATION_HZ, LOUDNESS_HZ = 100.0, 50.0
 N_ROWS = 20
+LOADED_ROWS = 26
 ROWS_PER_GROUP = 4
 GROUPED_ROWS = 160
 # Beside its numbers a decoded column of n cells of Parquet has n + 1 places, int64.

@@ -14,8 +14,8 @@ from tests.pipeline import audio_factory
 
 FS_HZ = 16000
 MEL = {"model": "melspectrogram", "fs_hz": FS_HZ, "params": {"n_fft": 512}}
-# A recording of a minute, in spans.
-SPANS, SPAN_S, SECONDS = 5, 13, 13 * 4 + 11.37
+# A recording in spans: the first, two between, and the last, which is shorter.
+SPANS, SPAN_S, SECONDS = 4, 13, 13 * 3 + 11.37
 SPIKES = {"adaptation": {}, "spikes": {}}
 
 

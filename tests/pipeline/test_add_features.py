@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -16,6 +19,9 @@ from earmill.jobs.cli import run as command
 from earmill.pipeline.common.errors import CommitError, OutputError, SpecError
 from earmill.pipeline.dataset.verify import verify
 from earmill.pipeline.driver.events import Note
+from earmill.pipeline.operations.run_job import run_job
+from earmill.pipeline.operations.update import start_update
+from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
 from tests.chaos.jobs import assert_whole
 from tests.pipeline.again_jobs import Killed, module_without_ray  # noqa: F401
@@ -60,6 +66,62 @@ def test_rows_have_the_streams_of_both(changing: Changing, tmp_path: Path) -> No
     changing.computed.clear()
     earmill.add_features(changing.out, MEL)
     assert changing.computed == [] and len(earmill.log(changing.out)) == 2
+
+
+def test_other_audio_of_the_same_size_is_not_added(changing: Changing) -> None:
+    name = changing.names()[0]
+    nbytes = (changing.corpus / name).stat().st_size
+    assert changing.write(name, 78).stat().st_size == nbytes
+    with pytest.raises(OutputError, match=f"got other audio in 1 rows .'{name}'.*--update"):
+        earmill.add_features(changing.out, MEL)
+    assert list(open_features(changing.out, additions=True).streams) == ["modulation"]
+    changing.update()
+    earmill.add_features(changing.out, MEL)
+    both = open_features(changing.out, additions=True)
+    assert list(both.streams) == ["modulation", "mel"] and len(both) == CLIPS
+
+
+def labelled(job: Changing, labels: dict[str, str]) -> JobSpec:
+    """A job on clips that a table of Parquet names, with columns of types that JSON lacks."""
+    table = pa.table(
+        {
+            "uri": [*labels],
+            "label": pa.array([*labels.values()]),
+            "day": pa.array([datetime.date(2026, 1, 2)] * len(labels)),
+            "tags": pa.array([["a", "b"]] * len(labels)),
+        }
+    )
+    pq.write_table(table, job.corpus / "rows.parquet")
+    spec = job.spec(job.folder / "labelled").model_dump(mode="json")
+    return JobSpec.load(
+        {**spec, "source": {"kind": "manifest", "uri": str(job.corpus / "rows.parquet")}}
+    )
+
+
+def test_columns_of_all_types_follow_and_are_the_datasets_own(changing: Changing) -> None:
+    names, out = changing.names()[:3], changing.folder / "labelled"
+    run_job(labelled(changing, dict.fromkeys(names[:2], "dog")))
+    earmill.add_features(out, MEL)
+    spec = labelled(changing, {names[0]: "cat", names[1]: "dog"})
+    start_update(spec)
+    run_job(spec, resume=True)
+    # No features have changed, so none are left out; labels have, whatever streams are read.
+    for streams in (None, ["mel"], ["modulation"]):
+        both = open_features(out, additions=True, streams=streams)
+        labels = {row.row_id[-len(names[0]) :]: row.extra["label"] for row in both}
+        assert labels == {names[0]: "cat", names[1]: "dog"}
+        assert both.table["extra_label"].to_pylist() == [*labels.values()]
+        assert [[*row.features] for row in both] == [[*both.streams]] * 2
+        batch = next(iter(both.iterable(batch_size=2, shuffle=False)))
+        assert batch is not None and batch.extra["label"] == [*labels.values()]
+    spec = labelled(changing, {names[0]: "cat", names[1]: "dog", names[2]: "dog"})
+    start_update(spec)
+    run_job(spec, resume=True)
+    earmill.add_features(out, MEL)
+    rows = list(open_features(out / "additions" / "mel"))
+    assert sorted(row.extra["label"] for row in rows) == ["cat", "dog", "dog"]
+    for row in rows:
+        assert row.extra["day"] == datetime.date(2026, 1, 2) and row.extra["tags"] == ["a", "b"]
 
 
 def test_a_taken_name_is_led_by_that_of_the_addition(changing: Changing) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from earmill import Crop, FeatureLoader, Features, open_features
 from earmill.pipeline.loader.batches import BucketedBatches, EpochPlan, FixedBatches, _fewer_lanes
 from earmill.pipeline.loader.epoch_order import Settings, block_order
+from tests.pipeline.reader_data import LOADED_ROWS as N_ROWS
 from tests.pipeline.reader_data import mixed_seconds, no_read_ahead, small_row_groups, write_set
 from tests.short import drawn
 
-N_ROWS = 26
 __all__ = ["no_read_ahead"]
 quick = drawn(60, derandomize=True)
 lengths_st = st.lists(st.integers(1, 40), min_size=1, max_size=60).map(
@@ -143,10 +143,8 @@ def test_without_shuffle_neighbours_fill_the_budget() -> None:
 
 
 @pytest.fixture(scope="module")
-def ds(tmp_path_factory: pytest.TempPathFactory) -> Features:
-    path = tmp_path_factory.mktemp("buckets")
-    write_set(path, n_rows=N_ROWS, rows_per_shard=7)
-    return open_features(path)
+def ds(seven_a_shard: Path) -> Features:
+    return open_features(seven_a_shard)
 
 
 def test_batches_say_how_much_of_them_is_padding(ds: Features) -> None:

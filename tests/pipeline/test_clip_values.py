@@ -96,6 +96,19 @@ def test_a_filtered_set_has_the_features_of_its_rows(closed: Path, format: str) 
     assert set(earmill.compute_statistics(some)) >= {"modulation", "loudness"}
 
 
+def test_filters_by_long_lists_have_fingerprints_of_their_own(closed: Path) -> None:
+    """A stream must not resume in another set; pyarrow's text of a filter shortens long lists."""
+    ds = earmill.open_features(closed)
+    others = [f"none{number}.wav" for number in range(30)]
+
+    def chosen(number: int) -> str:
+        rows = [*others[:15], row(number).row_id, *others[15:]]
+        return ds.filter(pc.field("row_id").isin(rows)).fingerprint
+
+    assert len({chosen(number) for number in range(6)}) == 6
+    assert ds.filter(pc.field("seconds") > 0).fingerprint == ds.fingerprint
+
+
 def test_sets_end_to_end_mixed_and_empty(closed: Path, tmp_path: Path) -> None:
     one, two = closed, Path(shutil.copytree(closed, tmp_path / "two"))
     loud = pc.field("score_value") > 3
@@ -134,6 +147,26 @@ def test_inspect_lists_chosen_rows(closed: Path, arguments: list[str], wanted: l
     assert listed.output.splitlines()[-1] == f"{len(ids)} of 6 rows"
     as_json = CliRunner().invoke(app, ["inspect", str(closed), *arguments, "--json"])
     assert [each["row_id"] for each in json.loads(as_json.output)] == ids
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--where-min", f"extra_session={2**53 + 1}"], [1, 2]),
+        (["--where-max", f"extra_session={2**53}.5"], [0]),
+        (["--where-min", "extra_session=-inf", "--where-max", "extra_session=1e300"], [0, 1, 2]),
+    ],
+)
+def test_inspect_compares_integers_that_double_would_round(
+    tmp_path: Path, arguments: list[str], wanted: list[int]
+) -> None:
+    writer = Writer(tmp_path, streams=STREAMS)
+    rows = [replace(make_row(k, 0.2), extra={"session": 2**53 + k}) for k in range(3)]
+    writer.shard(0, [*rows, replace(make_row(3, 0.2), extra={"session": None})])
+    writer.finalise()
+    listed = CliRunner().invoke(app, ["inspect", str(tmp_path), *arguments])
+    lines = [f"{rows[k].row_id}  extra_session {2**53 + k}" for k in wanted]
+    assert listed.output.splitlines() == [*lines, f"{len(wanted)} of 4 rows"]
 
 
 @pytest.mark.parametrize("limit", ["lufs=1", "row_id=1", "seconds", "seconds=loud", "seconds=nan"])

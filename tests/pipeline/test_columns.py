@@ -250,7 +250,9 @@ class OneColumn(torch.nn.Module):
         return x.unsqueeze(-1)
 
 
-@pytest.mark.parametrize("names", [("frames",), ("extra_label",), ("same", "same_start")])
+@pytest.mark.parametrize(
+    "names", [("frames",), ("extra_label",), ("same", "same_start"), ("variant_of",)]
+)
 def test_a_stream_named_as_a_column_is_refused_before_any_work(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
@@ -265,7 +267,8 @@ def test_a_stream_named_as_a_column_is_refused_before_any_work(
     }
     source = {"kind": "files", "uri": str(tmp_path / "clips")}
     output = {"uri": str(tmp_path / "out")}
-    spec = JobSpec.load({"source": source, "extract": [entry], "output": output})
+    audio = {"variants": {"of": [{"name": "quiet", "gain_db": -6}]}}
+    spec = JobSpec.load({"source": source, "audio": audio, "extract": [entry], "output": output})
     for ask in (job_cost, run_job):
         with pytest.raises(SpecError, match=f"got torch_module's '{names[-1]}', which is a column"):
             ask(spec)

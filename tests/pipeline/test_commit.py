@@ -233,6 +233,8 @@ def test_a_commit_of_a_run_that_was_overtaken_is_refused_or_taken_back(
     """Stopped before the record, in the middle of its creation, and in an output that is gone."""
     open_dataset(layout, dataset_file())
     lock = DriverLock(layout)
+    # A store takes a request for each file of Zarr; the test above removes such files from it.
+    formats = ("parquet",) if layout.url().startswith("s3") else ("parquet", "zarr")
     put = Layout.put_if_absent
     moments: list[str] = []
 
@@ -247,7 +249,7 @@ def test_a_commit_of_a_run_that_was_overtaken_is_refused_or_taken_back(
 
     def attempt(shard: str) -> None:
         with pytest.raises(OvertakenError):
-            publish(layout, shard, rows=[make_row("a")], fence=lock.fence)
+            publish(layout, shard, rows=[make_row("a")], formats=formats, fence=lock.fence)
 
     # Its files are whole: as good as another's, and it may count already.
     attempt("00000")

@@ -11,10 +11,11 @@ import pytest
 import xarray as xr
 
 from amtcore.features.registry import build_extractor
-from earmill import FeatureLoader, open_features
+from earmill import FeatureLoader, mix, open_features
 from earmill.pipeline.formats.format import Encoding
 from tests.pipeline.encoded import encode
 from tests.pipeline.event_data import STREAMS as EVENT_STREAMS
+from tests.pipeline.event_data import write_spikes
 from tests.pipeline.reader_data import STREAMS, Writer, ids, make_row, mixed_seconds, write_set
 
 
@@ -89,6 +90,28 @@ def test_sets_of_other_streams_are_refused(two: list[Path], tmp_path: Path) -> N
     assert len(open_features([two[0], tmp_path / "fewer"], streams=["modulation"])) == 21
     with pytest.raises(ValueError, match="at least one feature set"):
         open_features([])
+
+
+def test_streams_of_other_listeners_or_neurons_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write_spikes(tmp_path / name, finalised=True)
+    for key, value, named in (
+        ("listener", {"audiogram": {"1000": 20}}, "listener of dau1997"),
+        ("streams", {"spikes": {"threshold": 2}}, "options of dau1997"),
+    ):
+        one, two = (open_features(tmp_path / name) for name in ("one", "two"))
+        two.dataset.spec["extract"][0][key] = value
+        with pytest.raises(ValueError, match=named):
+            mix([one, two], [1, 1])
+
+
+def test_columns_of_other_types_are_named(tmp_path: Path) -> None:
+    for name, label in (("one", 1), ("two", "dog")):
+        row = replace(make_row(0, 0.1), extra={"label": label})
+        Writer(tmp_path / name).shard(0, [row])
+    both = open_features([tmp_path / "one", tmp_path / "two"])
+    with pytest.raises(ValueError, match=r"one type in all sets.* extra_label .*int64 vs string"):
+        both.iterable(batch_size=2, label="label")
 
 
 def test_quarantine_tells_which_rows_failed_and_why(two: list[Path]) -> None:

@@ -12,25 +12,26 @@ import torch
 from earmill import Crop, FeatureLoader, Features, collate_packed, open_features
 from earmill.pipeline.loader.crops import _GOLDEN, _mixed, uniform
 from tests.pipeline.event_data import STEP_HZ, counts, write_spikes
+from tests.pipeline.reader_data import LOADED_ROWS as N_ROWS
 from tests.pipeline.reader_data import (
     LOUDNESS_HZ,
     MODULATION_HZ,
+    STREAMS,
+    Writer,
     chunked_seconds,
+    make_row,
     mixed_seconds,
+    stream,
     values,
     write_chunked,
-    write_set,
 )
 
-N_ROWS = 26
 CROP_S = 0.3
 
 
 @pytest.fixture(scope="module")
-def ds(tmp_path_factory: pytest.TempPathFactory) -> Features:
-    path = tmp_path_factory.mktemp("crops")
-    write_set(path, n_rows=N_ROWS, rows_per_shard=7)
-    return open_features(path)
+def ds(seven_a_shard: Path) -> Features:
+    return open_features(seven_a_shard)
 
 
 def starts(stream: Any) -> dict[int, float]:
@@ -108,6 +109,16 @@ def test_a_batch_of_crops_says_where_they_begin(ds: Features) -> None:
     for batch in FeatureLoader(ds.iterable(seed=1, batch_size=4, crop=Crop(CROP_S))):
         wanted = starts(ds.iterable(seed=1, crop=Crop(CROP_S)))
         assert batch.start_s.tolist() == [wanted[n] for n in batch.indices.tolist()]
+
+
+def test_a_clip_is_cut_that_its_slowest_stream_does_not_exceed(tmp_path: Path) -> None:
+    slow = stream("slow", (1,), 10.0)
+    clips = [make_row(k, s, (STREAMS[0], slow)) for k, s in enumerate((0.45, 0.5, 0.59, 0.3))]
+    Writer(tmp_path, streams=(STREAMS[0], slow)).shard(0, clips)
+    cropped = open_features(tmp_path).iterable(shuffle=False, crop=Crop(0.41), batch_frames=42 * 4)
+    (batch,) = cropped
+    assert batch.features["modulation"].lengths.tolist() == [41, 41, 41, 30]
+    assert batch.start_s.tolist() == [0, 0, 0, 0]
 
 
 def test_events_are_cut_with_the_frames(tmp_path: Path) -> None:

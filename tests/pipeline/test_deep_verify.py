@@ -66,8 +66,6 @@ def test_what_the_job_made_here_is_equal_bit_for_bit(changing: Changing) -> None
     for _ in range(2):
         assert earmill.verify_deep(changing.out, 2, seed=5).equal == 2
     assert changing.computed[:2] == changing.computed[2:]
-    changing.computed.clear()
-    earmill.verify_deep(changing.out, 2, seed=6)
     # Copies keep what made their values, and are held against it.
     earmill.compact(changing.out, shard_rows=100)
     assert earmill.verify_deep(changing.out, CLIPS).equal == CLIPS

@@ -16,12 +16,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from earmill import Crop, FeatureLoader, Features, collate, open_features
 from earmill.pipeline.loader.stream import EpochPlace
-from tests.pipeline.reader_data import forks, ids, no_process_stays, write_set
+from tests.pipeline.reader_data import LOADED_ROWS as N_ROWS
+from tests.pipeline.reader_data import forks, ids, no_process_stays
 from tests.short import only
 
 __all__ = ["no_process_stays"]
 
-N_ROWS = 26
 WORKERS = [
     pytest.param({}, id="none"),
     pytest.param({"num_workers": 2}, id="fork"),
@@ -37,11 +37,8 @@ STARTED = [*WORKERS[:2], pytest.param(*WORKERS[2].values, id="that stay", marks=
 
 
 @pytest.fixture(scope="module")
-def ds(tmp_path_factory: pytest.TempPathFactory) -> Features:
-    """26 short rows in 4 shards."""
-    path: Path = tmp_path_factory.mktemp("epochs")
-    write_set(path, n_rows=N_ROWS, rows_per_shard=7)
-    return open_features(path)
+def ds(seven_a_shard: Path) -> Features:
+    return open_features(seven_a_shard)
 
 
 def orders(ds: Features, count: int, **chosen: Any) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,13 @@ from tests.pipeline.outputs import (
     publish,
     s3_server,
     small_dataset,
+    spec_of_formats,
     write_plan,
 )
+
+# An index is made of the row tables: the formats of the features do not matter.
+PARQUET = spec_of_formats("parquet")
+commit = partial(publish, formats=("parquet",))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +45,7 @@ def begun(folder: Path, plan: dict[str, list[str]]) -> Layout:
     """An output with a plan and no commits."""
     layout = Layout.open(folder)
     write_plan(layout, plan)
-    open_dataset(layout, dataset_file())
+    open_dataset(layout, dataset_file(spec=PARQUET))
     return layout
 
 
@@ -143,11 +149,11 @@ def test_a_resumed_run_on_a_bucket_gives_the_same_index(tmp_path: Path, s3: dict
     undisturbed = small_dataset(tmp_path / "a")
     resumed = Layout.open("s3://out/resumed", s3)
     write_plan(resumed, PLAN)
-    open_dataset(resumed, dataset_file(created="2031-01-01T00:00:00Z"))
-    publish(resumed, "00002", "eeeeeeee", [], [make_bad("mute.wav", "zero_length")])
-    publish(resumed, "00001", "dddddddd", [make_row("c.flac", 120)])
+    open_dataset(resumed, dataset_file(created="2031-01-01T00:00:00Z", spec=PARQUET))
+    commit(resumed, "00002", "eeeeeeee", [], [make_bad("mute.wav", "zero_length")])
+    commit(resumed, "00001", "dddddddd", [make_row("c.flac", 120)])
     rows = [make_row("b.wav", 7), make_row("a.wav")]
-    publish(resumed, "00000", "cccccccc", rows, [make_bad("bad.wav")], plan_rows=PLAN["00000"])
+    commit(resumed, "00000", "cccccccc", rows, [make_bad("bad.wav")], plan_rows=PLAN["00000"])
     path = finalise(resumed).index.path
     assert path == finalise(undisturbed).index.path
     assert resumed.read_bytes(path) == undisturbed.read_bytes(path)
@@ -156,7 +162,7 @@ def test_a_resumed_run_on_a_bucket_gives_the_same_index(tmp_path: Path, s3: dict
 def test_channels_of_a_row_stand_together(tmp_path: Path) -> None:
     layout = begun(tmp_path, {"00000": ["z", "a"]})
     rows = [make_row(f"{n}#ch{k}", plan_row_id=n, channel=k) for n in "az" for k in (1, 0)]
-    publish(layout, rows=rows[:3], bad=[make_bad("z#ch0")])
+    commit(layout, rows=rows[:3], bad=[make_bad("z#ch0")])
     index = read_index(layout)
     assert [line["row_id"] for line in index] == ["z#ch0", "z#ch1", "a#ch0", "a#ch1"]
     assert [line["plan_row_id"] for line in index] == ["z", "z", "a", "a"]
@@ -165,8 +171,8 @@ def test_channels_of_a_row_stand_together(tmp_path: Path) -> None:
 
 def test_a_dataset_without_one_good_row_can_be_closed(tmp_path: Path) -> None:
     layout = begun(tmp_path, {"00000": ["x"], "00001": ["y"]})
-    publish(layout, "00000", bad=[make_bad("x")])
-    publish(layout, "00001", bad=[make_bad("y")])
+    commit(layout, "00000", bad=[make_bad("x")])
+    commit(layout, "00001", bad=[make_bad("y")])
     assert [line["status"] for line in read_index(layout)] == ["quarantined"] * 2
 
 
@@ -181,7 +187,7 @@ def test_carried_columns_of_different_types_are_brought_together(tmp_path: Path)
     for number, extra in enumerate(extras):
         rows = [make_row(str(number), extra=extra)] if extra is not None else []
         bad = [] if extra is not None else [make_bad(str(number))]
-        publish(layout, f"{number:05d}", rows=rows, bad=bad)
+        commit(layout, f"{number:05d}", rows=rows, bad=bad)
     index = read_index(layout)
     assert [line["extra_n"] for line in index] == [1.0, 2.5, 3.0, None]
     assert [line["extra_mixed"] for line in index] == ["1", "b", None, None]
@@ -190,7 +196,7 @@ def test_carried_columns_of_different_types_are_brought_together(tmp_path: Path)
 
 def _publish_all(layout: Layout, **rows: list[str]) -> None:
     for shard, row_ids in rows.items():
-        publish(layout, shard.removeprefix("s"), rows=[make_row(row_id) for row_id in row_ids])
+        commit(layout, shard.removeprefix("s"), rows=[make_row(row_id) for row_id in row_ids])
 
 
 BROKEN: dict[str, tuple[Callable[[Layout], None], str]] = {
@@ -231,8 +237,8 @@ def test_it_refuses_while_plan_and_commits_do_not_add_up(name: str, tmp_path: Pa
 
 def test_commits_of_another_plan_or_spec_are_refused(tmp_path: Path) -> None:
     layout = begun(tmp_path, {"00000": ["a"], "00001": ["b"]})
-    publish(layout, "00000", rows=[make_row("a")], plan_id="older")
-    publish(layout, "00001", rows=[make_row("b")], spec_sha256="other")
+    commit(layout, "00000", rows=[make_row("a")], plan_id="older")
+    commit(layout, "00001", rows=[make_row("b")], spec_sha256="other")
     with pytest.raises(CommitError, match=r"commit of plan older.*commit of another spec, other"):
         finalise(layout)
 

@@ -15,7 +15,7 @@ from earmill.pipeline.reader.open import open_features
 from earmill.pipeline.sources import open_source
 from earmill.pipeline.sources.base import listing
 from earmill.pipeline.spec.job import JobSpec
-from tests.chaos.jobs import write_corpus, write_job
+from tests.chaos.jobs import FEW, write_corpus, write_job
 from tests.pipeline import hf_data, tars
 from tests.pipeline.workers_here import workers_here
 
@@ -76,7 +76,8 @@ def test_a_trial_has_an_output_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus", 4, seconds=0.3)
-    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out")
+    few = {"params": FEW, "formats": ["parquet"]}
+    job = write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", **few)
     options = ["--limit", "2", "--workers", "1", "--device", "cpu", "-q"]
     with workers_here():
         assert run(["extract", str(job), *options]) == 0

@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
 from earmill.pipeline.driver.executors.local import LocalProcess
-from earmill.pipeline.worker.messages import Outcome, WorkerInfo
+from earmill.pipeline.worker.messages import Outcome
 from earmill.pipeline.worker.worker_process import ShardWorker
+from tests.pipeline.runners import MakeTelling
 
 ANSWERS_WITHIN_S = 60.0
-
-
-class Telling:
-    """A runner that tells whether garbage is looked for: while it warms up, and when asked."""
-
-    def warm_up(self) -> WorkerInfo:
-        return WorkerInfo(pid=os.getpid(), device="cpu", threads=1, note=str(gc.isenabled()))
-
-    def seconds_in_flight(self) -> float:
-        return float(gc.isenabled())
-
-    def cpu_s(self) -> dict[str, float]:
-        return {}
-
-    def waits_for(self) -> str:
-        return ""
-
-
-@dataclass(frozen=True)
-class MakeTelling:
-    """Builds it inside the process; told so, it fails, and says whether garbage is looked for."""
-
-    fails: bool = False
-
-    def __call__(self) -> Telling:
-        if self.fails:
-            raise RuntimeError(f"garbage is looked for: {gc.isenabled()}")
-        return Telling()
 
 
 @pytest.fixture

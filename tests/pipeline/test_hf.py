@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -12,8 +14,10 @@ import pytest
 from datasets import DatasetDict, IterableDataset, load_dataset_builder
 
 from earmill.pipeline.common.errors import RowError, SourceError, UnreadableError
+from earmill.pipeline.operations.open_job import compare
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import Item, open_source
+from earmill.pipeline.sources.base import listing
 from earmill.pipeline.sources.hf import features_of
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.spec.source import HfSpec
@@ -92,6 +96,44 @@ def test_data_files_are_resolved_once(
         HfSpec(kind="hf", uri=str(tmp_path), audio_column="key", split=split, streaming=streaming)
     )
     assert len(made) == 1
+
+
+def written(kind: str, folder: Path, seed: int, at_s: float) -> Path:
+    """Two clips as a dataset of some kind. Another seed gives other audio of the same size."""
+    data = [clip("wav", 0.2, seed=1), clip("wav", 0.2, seed=seed)]
+    folder.mkdir(exist_ok=True)
+    place = folder
+    for number, content in enumerate(data if kind in ("folder", "paths") else ()):
+        (folder / f"{number}.wav").write_bytes(content)
+    if kind == "paths":
+        place = folder / "rows.parquet"
+        pa.parquet.write_table(pa.table({"audio": ["0.wav", "1.wav"]}), place)
+        os.utime(place, (1e9, 1e9))
+    elif kind == "parquet":
+        place = folder / "rows.parquet"
+        table(data).to_parquet(str(place))
+    elif kind == "saved":
+        place = folder / "saved"
+        shutil.rmtree(place, ignore_errors=True)
+        table(data).save_to_disk(place)
+    for path in folder.rglob("*"):
+        if path.suffix != ".parquet" or kind == "parquet":
+            os.utime(path, (at_s, at_s))
+    return place
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["parquet", "saved", "folder", "paths"])
+def test_other_audio_of_the_same_size_is_a_change(
+    kind: str, streaming: bool, tmp_path: Path
+) -> None:
+    """`extract --update` computes rows that differ from the plan."""
+    place = written(kind, tmp_path / "data", seed=2, at_s=2e9)
+    before = list(source(place, streaming=streaming).items())
+    assert not compare(before, listing(source(place, streaming=streaming)))
+    written(kind, tmp_path / "data", seed=3, at_s=2e9 + 60)
+    found = compare(before, listing(source(place, streaming=streaming)))
+    assert before[1].row_id in found.changed and not (found.added or found.removed)
 
 
 @BOTH

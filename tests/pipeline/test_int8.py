@@ -25,7 +25,9 @@ from earmill.pipeline.common.errors import (
     SpecError,
 )
 from earmill.pipeline.dataset.verify import verify
+from earmill.pipeline.formats.block_cache import Piece
 from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.stream_layout import Read, Span, layout_of
 from earmill.pipeline.formats.values import (
     BLOCK_FRAMES,
     BLOCK_ROWS,
@@ -33,7 +35,6 @@ from earmill.pipeline.formats.values import (
     as_stored,
     dequantised,
     quantised,
-    read_frames,
     stored_rows,
 )
 from earmill.pipeline.operations.deep_verify import differences
@@ -128,16 +129,23 @@ def test_silence_is_silent_and_a_constant_is_near() -> None:
     np.testing.assert_allclose(dequantised(quantised(np.full((70, 1), 7.0))), 7.0, rtol=1 / 252)
 
 
+def read_span(read: Read, n_stored: int, n_frames: int, span: Span) -> np.ndarray:
+    layout, dtype = layout_of(STREAMS[0]), np.dtype(np.float32)
+    counts = {"n_stored": n_stored, "n_frames": n_frames}
+    frames: np.ndarray = layout.read(read, **counts, span=span, dtype=dtype, copy=True)
+    return frames
+
+
 @pytest.mark.parametrize("span", [(0, 200), (0, 0), (64, 128), (63, 65), (130, 200), (199, 200)])
 def test_a_span_reads_its_blocks_alone(span: tuple[int, int]) -> None:
     frames = wave(1, 2.0)
     rows, asked = quantised(frames), []
 
-    def read(first: int, last: int) -> np.ndarray:
+    def read(first: int, last: int) -> list[Piece]:
         asked.append((first, last))
-        return rows[first:last]
+        return [(0, rows[first:last])]
 
-    found = read_frames(read, n_stored=len(rows), n_frames=200, span=span)
+    found = read_span(read, len(rows), 200, span)
     np.testing.assert_array_equal(found, dequantised(rows)[slice(*span)])
     ((first, last),) = asked
     assert first == span[0] // BLOCK_FRAMES * BLOCK_ROWS
@@ -147,7 +155,7 @@ def test_a_span_reads_its_blocks_alone(span: tuple[int, int]) -> None:
 def test_rows_and_frames_that_do_not_go_together_are_refused() -> None:
     rows = quantised(wave(0, 1.0))
     with pytest.raises(CommitError, match="expected 104 rows in int8 for 100 frames"):
-        read_frames(lambda a, b: rows[a:b], n_stored=103, n_frames=100, span=(0, 10))
+        read_span(lambda a, b: [(0, rows[a:b])], 103, 100, (0, 10))
     rows[:2] = [[0x80 - 256], [0x7F]]  # the bits of infinity
     with pytest.raises(CommitError, match="expected finite scales"):
         dequantised(rows)

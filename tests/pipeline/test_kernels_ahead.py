@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,18 @@ from earmill.pipeline.spec.models import entries_of
 from earmill.pipeline.worker.models import compile_into, entries_of_all
 
 
-def test_a_model_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_model_that_fails_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process imports a module in the place of torch, whose import takes four CPU seconds."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('no such library')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    (line,) = compile_into(tmp_path / "kernels", [{"model": "dau1997"}], cpu=None, features=None)
+    assert line == "dau1997: RuntimeError: no such library"
+
+
+@pytest.mark.long
+def test_a_model_that_does_not_exist_is_told_in_a_line(tmp_path: Path) -> None:
     (line,) = compile_into(tmp_path, [{"model": "dau1998"}], cpu=None, features=None)
     assert line.startswith("dau1998: ") and "dau1997" in line
 

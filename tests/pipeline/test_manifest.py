@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from earmill.pipeline.common.arrow_types import extra_types
 from earmill.pipeline.common.errors import SourceError, UnreadableError
 from earmill.pipeline.planning.make_plan import make_plan
 from earmill.pipeline.sources import open_source
@@ -236,6 +237,17 @@ class TestScalars:
         assert typed_column(["true", "false", ""]) == [True, False, None]
         assert typed_column(["nan", "1"]) == ["nan", "1"]
         assert typed_column(["", ""]) == [None, None]
+
+    def test_whole_numbers_beyond_double_keep_their_digits(self) -> None:
+        assert typed_column(["1234567890123456789", "-7"]) == [1234567890123456789, -7]
+        for other in ("2.5", "98765432109876543210"):
+            cells = ["1234567890123456789", other]
+            assert typed_column(cells) == cells
+        assert typed_column(["9007199254740992", "2.5"]) == [2.0**53, 2.5]
+        assert unified_column([2**53 + 1, 2.5]) == ["9007199254740993", "2.5"]
+        assert extra_types([{"n": 2**53 + 1}, {"n": 2}]) == {"n": "int64"}
+        assert extra_types([{"n": 2**53 + 1}, {"n": 2.5}]) == {"n": "string"}
+        assert extra_types([{"n": 2**53}, {"n": 2.5}]) == {"n": "double"}
 
     def test_a_column_gets_one_type(self) -> None:
         assert unified_column([1, 2.5, None]) == [1.0, 2.5, None]

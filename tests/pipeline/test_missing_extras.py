@@ -21,13 +21,37 @@ from tests.pipeline.reader_data import write_set
 from tests.pipeline.workers_here import workers_here
 from tests.without_packages import ALL, EXTRACT, MODELS, without
 
+
+def read_all(folder: Path) -> str:
+    """Return hashes of all values of a dataset, and its statistics."""
+    found: list[Any] = []
+    for fmt in ("zarr", "parquet"):
+        ds = earmill.open_features(folder, format=fmt)
+        for row in ds:
+            for name in sorted(row.features):
+                found.append(hashlib.sha256(row.features[name].tobytes()).hexdigest())
+        statistics = earmill.compute_statistics(ds)
+        found.append([statistics[name].mean.tolist() for name in sorted(statistics)])
+    return str(found)
+
+
+# The module of this test needs pytest, which the base lacks.
+READ_ALL = f"""
+from __future__ import annotations
+import hashlib, sys, earmill
+
+{inspect.getsource(read_all)}
+"""
 # Runs command lines, or functions of earmill with arguments, and prints what became of them.
 SCRIPT = """
-import contextlib, io, json, sys
-import earmill
+import contextlib, io, json
 from earmill.jobs.cli import run
-from earmill.pipeline.common.errors import MissingPackageError
 
+OWN = {
+    "values": read_all,
+    "torch dataset": lambda folder: earmill.open_features(folder).torch(),
+    "install": sys.modules.pop,
+}
 results = []
 for name, *arguments in json.loads(sys.argv[1]):
     error = io.StringIO()
@@ -37,12 +61,12 @@ for name, *arguments in json.loads(sys.argv[1]):
         results.append([code, error.getvalue()])
         continue
     try:
-        value = earmill
-        for part in name.split("."):
+        value = OWN.get(name, earmill)
+        for part in name.split(".") if name not in OWN else ():
             value = getattr(value, part)
         if arguments:
             value = value(*arguments)
-        results.append([0, ""])
+        results.append([0, value if name == "values" else ""])
     except Exception as failure:
         results.append([type(failure).__name__, str(failure)])
 print(json.dumps(results))
@@ -90,20 +114,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def results(
-    folder: Path, missing: tuple[str, ...], groups: dict[str, list[Any]]
-) -> dict[str, list[Any]]:
-    """Run groups of calls in one process that lacks packages.
+def results(folder: Path, groups: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Run groups of calls in one process that lacks the packages of every extra.
 
     Returns:
         The calls of each group, each with its exit code or error, and its text.
     """
     calls = [call for group in groups.values() for call in group]
-    private = folder / f"lacks {len(missing)}"
+    private = folder / "lacks all"
     # A cache without descriptions of models: with them `plan` needs no models.
-    environment = without(private, *missing) | {"XDG_CACHE_HOME": str(private / "cache")}
+    environment = without(private, *ALL) | {"XDG_CACHE_HOME": str(private / "cache")}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(calls)],
+        [sys.executable, "-c", READ_ALL + SCRIPT, json.dumps(calls)],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -164,40 +186,6 @@ COMMANDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def base(folder: Path) -> dict[str, list[Any]]:
-    """Calls where no package of an extra is: what reads, commands by extra, and public names."""
-    commands = {
-        extra: [["command", *arguments] for arguments in lines] for extra, lines in COMMANDS.items()
-    }
-    names = [[name] for name in earmill.__all__]
-    return results(folder, ALL, {"reading": READING, **commands, "names": names})
-
-
-def test_the_base_reads_inspects_verifies_and_plots(base: dict[str, list[Any]]) -> None:
-    for call, code, text in base["reading"]:
-        assert code == 0, (call, text)
-
-
-@pytest.mark.parametrize("extra", COMMANDS)
-def test_a_command_names_its_extra_in_one_line(base: dict[str, list[Any]], extra: str) -> None:
-    for call, code, text in base[extra]:
-        assert code == 2, (call, text)
-        assert_one_line(text, extra)
-
-
-def test_a_job_on_ray_names_ray(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.chdir(folder)
-    assert run(["extract", "ray.yaml"]) == 2
-    assert_one_line(capsys.readouterr().err, "ray")
-    with pytest.raises(MissingPackageError) as refused:
-        earmill.extract("ray.yaml")
-    assert_one_line(str(refused.value), "ray")
-
-
 CALLS = {
     "extract": [
         ["extract", "job.yaml"],
@@ -225,14 +213,46 @@ CALLS = {
 
 
 @pytest.fixture(scope="module")
-def base_with_pytest(folder: Path) -> dict[str, list[Any]]:
-    """The calls of `CALLS` where no package of an extra is but pytest."""
-    return results(folder, tuple(name for name in ALL if name != "pytest"), CALLS)
+def base(folder: Path) -> dict[str, list[Any]]:
+    """Calls where no package of an extra is, and last the calls of `CALLS`, where pytest is."""
+    commands = {
+        extra: [["command", *arguments] for arguments in lines] for extra, lines in COMMANDS.items()
+    }
+    groups: dict[str, list[Any]] = {"reading": READING, **commands}
+    groups["names"] = [[name] for name in earmill.__all__]
+    groups["values"] = [["values", "small"], ["torch dataset", "small"]]
+    groups["pytest"] = [["install", "pytest"]]
+    groups |= {f"calls of {extra}": calls for extra, calls in CALLS.items()}
+    return results(folder, groups)
+
+
+def test_the_base_reads_inspects_verifies_and_plots(base: dict[str, list[Any]]) -> None:
+    for call, code, text in base["reading"]:
+        assert code == 0, (call, text)
+
+
+@pytest.mark.parametrize("extra", COMMANDS)
+def test_a_command_names_its_extra_in_one_line(base: dict[str, list[Any]], extra: str) -> None:
+    for call, code, text in base[extra]:
+        assert code == 2, (call, text)
+        assert_one_line(text, extra)
+
+
+def test_a_job_on_ray_names_ray(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.chdir(folder)
+    assert run(["extract", "ray.yaml"]) == 2
+    assert_one_line(capsys.readouterr().err, "ray")
+    with pytest.raises(MissingPackageError) as refused:
+        earmill.extract("ray.yaml")
+    assert_one_line(str(refused.value), "ray")
 
 
 @pytest.mark.parametrize("extra", CALLS)
-def test_a_public_name_names_its_extra(base_with_pytest: dict[str, list[Any]], extra: str) -> None:
-    for call, kind, text in base_with_pytest[extra]:
+def test_a_public_name_names_its_extra(base: dict[str, list[Any]], extra: str) -> None:
+    for call, kind, text in base[f"calls of {extra}"]:
         assert kind == "MissingPackageError", (call, kind, text)
         assert_one_line(text, extra)
 
@@ -248,33 +268,6 @@ def test_every_public_name_is_there_or_names_an_extra(base: dict[str, list[Any]]
     assert not {"open_features", "mix", "StreamInfo", "SpikeEvents", "extract"} & set(missing)
 
 
-def read_all(folder: Path) -> str:
-    """Return hashes of all values of a dataset, and its statistics."""
-    found: list[Any] = []
-    for fmt in ("zarr", "parquet"):
-        ds = earmill.open_features(folder, format=fmt)
-        for row in ds:
-            for name in sorted(row.features):
-                found.append(hashlib.sha256(row.features[name].tobytes()).hexdigest())
-        statistics = earmill.compute_statistics(ds)
-        found.append([statistics[name].mean.tolist() for name in sorted(statistics)])
-    return str(found)
-
-
-# The module of this test needs pytest, which the base lacks.
-READ_ALL = f"""
-from __future__ import annotations
-import hashlib, sys, earmill
-
-{inspect.getsource(read_all)}
-"""
-IN_THE_BASE = """
-print(read_all("small"))
-try:
-    earmill.open_features("small").torch()
-except ImportError as error:
-    print(error)
-"""
 WITH_TORCH_ALONE = """
 class Searched:
     count = 0
@@ -294,12 +287,14 @@ print(sum(len(batch) for batch in loader))
 """
 
 
-def printed(folder: Path, script: str, *missing: str) -> list[str]:
-    """Return the lines that a script prints in a process that lacks packages."""
+@pytest.fixture(scope="module")
+def torch_alone(folder: Path) -> list[str]:
+    """Lines of a process that has torch, no other package of the models, and looks for numba."""
+    missing = (name for name in (*EXTRACT, "ray") if name not in ("torch", "numba", "llvmlite"))
     done = subprocess.run(
-        [sys.executable, "-c", READ_ALL + script],
+        [sys.executable, "-c", READ_ALL + WITH_TORCH_ALONE],
         cwd=folder,
-        env=without(folder / f"reads without {len(missing)}", *missing),
+        env=without(folder / "reads with torch", *missing),
         capture_output=True,
         text=True,
         check=True,
@@ -307,19 +302,12 @@ def printed(folder: Path, script: str, *missing: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
-def torch_alone(folder: Path) -> list[str]:
-    """Lines of a process that has torch, no other package of the models, and looks for numba."""
-    missing = (name for name in (*EXTRACT, "ray") if name not in ("torch", "numba", "llvmlite"))
-    return printed(folder, WITH_TORCH_ALONE, *missing)
-
-
 def test_values_are_the_same_bits_with_and_without_numba(
-    folder: Path, torch_alone: list[str]
+    folder: Path, base: dict[str, list[Any]], torch_alone: list[str]
 ) -> None:
     """numpy widens float16 where numba is missing."""
-    sums, refused = printed(folder, IN_THE_BASE, *ALL)
-    assert read_all(folder / "small") == sums == torch_alone[0]
+    (_, code, sums), (_, _, refused) = base["values"]
+    assert code == 0 and read_all(folder / "small") == sums == torch_alone[0]
     assert_one_line(refused, "torch")
 
 

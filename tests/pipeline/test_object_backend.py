@@ -370,6 +370,7 @@ def test_a_certificate_is_trusted_where_the_options_or_the_environment_say_so(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retrying, "BRIEF", RetryPolicy(1.0, sleep=lambda seconds: None))
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # botocore waits 6 s between five tries
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with server_of(context) as server:

@@ -312,6 +312,9 @@ def test_an_update_computes_rows_whose_reference_has_changed(tmp_path: Path) -> 
         wanted = peaks(reference, heard(tmp_path / f"noisy/{noisy}.wav"))
         np.testing.assert_array_equal(values, wanted)
     assert len(now) == 5
+    # Features that were added before would be of the earlier references.
+    found = earmill.diff(tmp_path / "out")
+    assert (found.added, found.changed) == (("copy",), ("row1", "row2"))
 
 
 def test_features_of_another_model_are_added_to_pairs(tmp_path: Path) -> None:

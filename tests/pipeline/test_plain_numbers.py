@@ -33,7 +33,7 @@ from earmill.pipeline.formats.format import format_of, stored_streams
 from earmill.pipeline.formats.values import as_stored, dequantised
 from earmill.pipeline.operations import open_job
 from earmill.pipeline.storage.layout import Layout
-from tests.chaos.jobs import assert_whole
+from tests.chaos.jobs import FEW, assert_whole
 from tests.pipeline.again_jobs import module_without_ray  # noqa: F401
 from tests.pipeline.changing_corpus import (
     Changing,
@@ -47,7 +47,7 @@ from tests.short import only
 FORMATS = ("parquet", "webdataset", "zarr")
 STREAMS_OF_JOB = {"envelope": {"frame_rate_hz": 100}, "modulation": {"frame_rate_hz": 50}}
 SPIKES = {"stage": "adaptation", "neurons_per_channel": 1}
-EXTRACT = [{"model": "dau1997", "fs_hz": 16000, "streams": STREAMS_OF_JOB}]
+EXTRACT = [{"model": "dau1997", "fs_hz": 16000, "params": FEW, "streams": STREAMS_OF_JOB}]
 SCALE = 2.0**-11
 
 

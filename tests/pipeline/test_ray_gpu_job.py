@@ -23,7 +23,7 @@ from earmill.pipeline.operations import run_job as driver_module
 from earmill.pipeline.operations.run_job import run_job
 from earmill.pipeline.spec.job import JobSpec
 from earmill.pipeline.storage.layout import Layout
-from tests.chaos.jobs import assert_equal_datasets, driver, write_corpus, write_job
+from tests.chaos.jobs import FEW, assert_equal_datasets, driver, write_corpus, write_job
 from tests.pipeline.again_jobs import NoWorkers, OneByOne
 
 CLIPS = 8
@@ -35,7 +35,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job of short clips, one a shard, resampled where the models run."""
     monkeypatch.setenv("AMTCORE_GPU", "interpreted")
     corpus = write_corpus(tmp_path / "corpus", CLIPS, seconds=0.12)
-    return write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", shard_rows=1)
+    options = {"params": FEW, "formats": ["parquet"], "shard_rows": 1}
+    return write_job(tmp_path / "job.yaml", corpus, tmp_path / "out", **options)
 
 
 @pytest.fixture

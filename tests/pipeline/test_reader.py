@@ -120,7 +120,7 @@ def test_a_slice_is_the_frames_that_overlap(
     whole = make_row(number, chunked_seconds(number))
     start_ms %= round(whole.seconds * 1000)
     part = ds.slice(number, start_ms / 1000, (start_ms + length_ms) / 1000)
-    assert part.seconds == whole.seconds
+    assert part.seconds == whole.seconds and part.start_s == start_ms / 1000
     for info in STREAMS:
         frame_ms = round(1000 / info.frame_rate_hz)
         features = whole.streams[info.name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,16 @@ def test_there_must_be_something_to_replace(tmp_path: Path) -> None:
     assert publish(layout, attempt="00000002", rows=[make_row("a")], generation=1)
     assert not publish(layout, attempt="00000003", rows=[make_row("a")], generation=1)
     assert commits(layout)["00000"].attempt == "00000002"
+
+
+@pytest.mark.parametrize("name", ["pcm_sha256", "rate_hz", "channels", "reference_pcm_sha256"])
+def test_other_audio_does_not_replace_a_commit(tmp_path: Path, name: str) -> None:
+    from tests.pipeline.outputs import make_row, publish
+
+    layout, row = Layout.open(tmp_path), make_row("a")
+    facts = row.facts | {"channels": 1, "reference_pcm_sha256": "12" * 32}
+    assert publish(layout, rows=[replace(row, facts=facts)])
+    other = facts | {name: 2 if name == "channels" else type(facts[name])("34")}
+    with pytest.raises(CommitError, match="the audio has changed since: 'a'; the commit stays"):
+        publish(layout, attempt="00000002", rows=[replace(row, facts=other)], generation=1)
+    assert publish(layout, attempt="00000003", rows=[replace(row, facts=facts)], generation=1)

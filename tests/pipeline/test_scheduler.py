@@ -27,8 +27,9 @@ from earmill.pipeline.driver.scheduler import Deadlines, Scheduler
 from earmill.pipeline.driver.shard_ledger import Result, ShardLedger
 from earmill.pipeline.driver.worker_pool import WorkerPool
 from earmill.pipeline.planning.shards import Shard
+from earmill.pipeline.sources.base import Item
 from earmill.pipeline.worker.messages import CONCURRENT_SHARDS
-from tests.pipeline.runners import MakeRunner, committed, read_commit, shard
+from tests.pipeline.runners import MakeRunner, SentRow, SentShard, committed, read_commit
 from tests.pipeline.workers_here import ThreadWorkers
 from tests.waiting import nothing_is_left, wait_until
 
@@ -62,6 +63,25 @@ BY_THREADS = pytest.mark.parametrize(
     [*(pytest.param(name, marks=pytest.mark.long) for name in ("ray", "local")), "threads"],
     indirect=True,
 )
+
+
+class FileRow(Item):
+    """A row that a worker process receives as a `SentRow`."""
+
+    def __reduce__(self) -> tuple[type[SentRow], tuple[str]]:
+        return SentRow, (self.row_id,)
+
+
+class FileShard(Shard):
+    """A shard that a worker process receives as a `SentShard`."""
+
+    def __reduce__(self) -> tuple[type[SentShard], tuple[str, tuple[Item, ...]]]:
+        return SentShard, (self.shard_id, self.items)
+
+
+def shard(shard_id: str, *row_ids: str) -> Shard:
+    """A planned shard of rows with these ids."""
+    return FileShard(shard_id, tuple(FileRow(row_id, row_id, seconds=1.0) for row_id in row_ids))
 
 
 class Run:

@@ -27,31 +27,33 @@ from tests.pipeline.outputs import (
     make_row,
     publish,
     small_dataset,
+    spec_of_formats,
     write_plan,
 )
 from tests.short import some
 
 NAMES = ("a.wav", "b.wav", "c.wav", "d.wav")
-# The bad row and why. Of the two indexes that the second leads to, the stale one is listed last.
+# The bad row and why. The second leads to two indexes, of which the stale one is listed last.
 BAD_FIRST = (("a.wav", "not_audio"), ("b.wav", "unreadable"))
 
 
-def begun(folder: Path, bad: str, reason: str) -> Layout:
+def begun(folder: Path, bad: str, reason: str, fmt: str = "parquet") -> Layout:
     """A closed dataset of two shards, in the first of which a row is bad."""
     layout = Layout.open(folder)
     write_plan(layout, {"00000": NAMES[:3], "00001": NAMES[3:]})
-    open_dataset(layout, dataset_file())
+    open_dataset(layout, dataset_file(spec=spec_of_formats(fmt)))
     good = [make_row(name) for name in NAMES[:3] if name != bad]
-    publish(layout, "00000", "000000aa", good, [make_bad(bad, reason)])
-    publish(layout, "00001", "000000bb", [make_row("d.wav")])
+    publish(layout, "00000", "000000aa", good, [make_bad(bad, reason)], formats=(fmt,))
+    publish(layout, "00001", "000000bb", [make_row("d.wav")], formats=(fmt,))
     finalise(layout)
     return layout
 
 
-def commit_anew(layout: Layout) -> None:
+def commit_anew(layout: Layout, fmt: str = "parquet") -> None:
     """The bad row's file was restored, and the shard's commit is made again."""
     layout.delete("commits/00000.json")
-    publish(layout, "00000", "000000cc", [make_row(name) for name in NAMES[:3]])
+    rows = [make_row(name) for name in NAMES[:3]]
+    publish(layout, "00000", "000000cc", rows, formats=(fmt,))
 
 
 def check_values(layout: Layout, fmt: str, names: tuple[str, ...]) -> None:
@@ -69,8 +71,8 @@ def check_values(layout: Layout, fmt: str, names: tuple[str, ...]) -> None:
 def test_a_shard_committed_anew_is_read_by_the_new_index_only(
     bad: str, reason: str, fmt: str, tmp_path: Path
 ) -> None:
-    layout = begun(tmp_path, bad, reason)
-    commit_anew(layout)
+    layout = begun(tmp_path, bad, reason, fmt)
+    commit_anew(layout, fmt)
     assert any("attempt 000000cc, but the index" in line for line in verify(layout).problems)
     stale = open_features(layout.root, format=fmt)
     with pytest.raises(CommitError, match=r"attempt 000000aa as in the index, got 000000cc.*resum"):
@@ -90,8 +92,8 @@ def test_without_attempts_the_row_ids_of_the_files_still_decide(
     bad: str, reason: str, fmt: str, tmp_path: Path
 ) -> None:
     """Layout version 1 names no index: a stale one is caught where it meets a file."""
-    layout = begun(tmp_path, bad, reason)
-    commit_anew(layout)
+    layout = begun(tmp_path, bad, reason, fmt)
+    commit_anew(layout, fmt)
     shutil.rmtree(tmp_path / "snapshots")
     (tmp_path / "current.json").unlink()
     for name in ("dataset.json", "commits/00000.json", "commits/00001.json"):
@@ -255,6 +257,5 @@ def test_what_a_driver_keeps_of_commits_tells_a_closed_set_and_skips_what_it_kno
     assert commits_as(layout, Committed.of, without={"00000"}) == {"00001": kept["00001"]}
     with pytest.raises(CommitError, match="00000"):
         commits_as(layout, Committed.of)
-    layout.delete("commits/00000.json")
-    publish(layout, "00000", "000000cc", [make_row(name) for name in NAMES[:3]])
+    commit_anew(layout)
     assert not is_closed(layout, commits_as(layout, Committed.of))

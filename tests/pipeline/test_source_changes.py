@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from earmill.pipeline.operations.open_job import compare
-from earmill.pipeline.sources.base import Item
+from earmill.pipeline.sources.base import Item, Reference
 
 
 def rows(names: list[str], size: int = 10) -> list[Item]:
@@ -32,6 +32,16 @@ def test_rows_are_found_in_any_order(seed: int) -> None:
     assert found.added == tuple(sorted(now - was))
     assert found.removed == tuple(sorted(was - now))
     assert found.changed == tuple(sorted(was & now & other))
+
+
+def test_a_file_that_was_missing_has_changed_when_it_is_there() -> None:
+    """A plan without its size and time would see no later change of it."""
+    missing, there = Item("a", "/corpus/a.wav"), Item("a", "/corpus/a.wav", size=10, mtime=1.0)
+    assert compare([missing], [there]).changed == ("a",)
+    # A store that does not answer is no change.
+    assert not compare([there], [missing]) and not compare([missing], [missing])
+    of_pair = [replace(there, reference=Reference("b.wav", size=size)) for size in (None, 9)]
+    assert compare(of_pair[:1], of_pair[1:]).changed == ("a",)
 
 
 def test_rows_in_the_same_order_are_not_held() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import json
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -436,7 +437,7 @@ class TestModels:
         with pytest.raises(SpecError, match=expected):
             validate_models(JobSpec.load(JOB, [override]))
 
-    def test_another_process_describes_and_refuses_them_alike(
+    def test_another_process_describes_them_alike(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
         """Also where the module of a model prints something."""
@@ -455,9 +456,24 @@ class TestModels:
         record = json.loads(json.dumps(here.describe()))  # whose threads a test before this may set
         assert {**there.record, "threads": 0} == {**record, "threads": 0}
         assert made.record["model"] == "torch_module" and "hello" in capfd.readouterr().err
+
+    def test_another_process_refuses_them_alike(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It imports a module in the place of torch, which takes four CPU seconds to import."""
         with pytest.raises(SpecError) as refused:
             built_models(JobSpec.load(JOB, ["extract.0.params={no_such_parameter: 1}"]))
         assert str(refused.value).startswith("extract.0: model 'dau1997' has no parameter")
+        handed_over = pickle.loads(pickle.dumps(refused.value))
+        assert (type(handed_over), str(handed_over)) == (SpecError, str(refused.value))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        refusal = (
+            "from earmill.pipeline.common.errors import SpecError; raise SpecError('no model')"
+        )
+        (tmp_path / "torch.py").write_text(refusal)
+        with pytest.raises(SpecError, match=r"^no model$"):
+            built_models(JobSpec.load(JOB))
 
     def test_a_module_may_end_the_process(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,7 @@ RUN: list[events.Event] = [
     events.WorkerSays(0, 2, {"model": 1.0}, Counts({("source", "503"): 1}, 50, 50, 32)),
     # An answer that was overtaken.
     events.WorkerSays(0, 2, {"model": 0.5}, Counts({}, 10, 0, 16)),
-    events.ShardAttempt("00001", 0, "", ShardNotes("aa", True, STAGES, BAD)),
+    events.ShardAttempt("00001", 0, "", ShardNotes(True, STAGES, BAD)),
     events.RowQuarantined("00001", "b\n.wav", "decode", "not_audio", "no\nsound", 0),
     events.ShardDone("00001", 9, 1, 100.0, 4096, 90.0, 0, {"not_audio": 1}),
     events.ShardAttempt("00002", 1, "KeyError: 'x'", None),

@@ -28,30 +28,24 @@ from tests.pipeline.reader_data import (
     no_process_stays,
     no_read_ahead,
     small_row_groups,
-    write_set,
 )
+from tests.pipeline.reader_data import LOADED_ROWS as N_ROWS
 from tests.short import drawn
 
-N_ROWS = 26
 __all__ = ["no_process_stays", "no_read_ahead"]
 quick = drawn(40, derandomize=True)
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """26 short rows in 4 shards."""
-    path = tmp_path_factory.mktemp("torch")
-    write_set(path, n_rows=N_ROWS, rows_per_shard=7)
-    return path
+def small(seven_a_shard: Path) -> Path:
+    return seven_a_shard
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """160 rows of 0.5 s in 40 row groups of 4; the sinks' sizes stay scaled down for the reader."""
-    path = tmp_path_factory.mktemp("grouped")
+def grouped(forty_groups: Path) -> Iterator[Path]:
+    """The set of 40 row groups; the sinks' sizes stay scaled down for the reader."""
     with small_row_groups():
-        write_set(path, n_rows=GROUPED_ROWS, rows_per_shard=20, seconds=lambda _: 0.5)
-        yield path
+        yield forty_groups
 
 
 def check_tensors(features: Any, number: int) -> None:

@@ -264,7 +264,6 @@ def test_transformers_resumes_inside_of_an_epoch(run: Runs, tmp_path: Path) -> N
     assert resumed == [[], whole[1][12:]]
 
 
-@pytest.mark.parametrize("collate", ["collate", "collate_packed", "collate_jagged"])
-def test_frameworks_move_batches(run: Runs, collate: str) -> None:
+def test_frameworks_move_batches(run: Runs) -> None:
     """To a device by the functions that they call on batches, and nothing gets lost."""
-    assert run("moves", collate=collate) == [[]]
+    assert run("moves", collates=["collate", "collate_packed", "collate_jagged"]) == [[]]

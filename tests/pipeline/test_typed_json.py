@@ -28,12 +28,19 @@ EVERY = 3
 OTHER_TYPES = [("replaces", None), ("replaces", "text"), ("replaces", "1.5"), ("seconds", 7)]
 
 
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed dataset, which is only read."""
+    folder = tmp_path_factory.mktemp("closed")
+    finalise(small_dataset(folder))
+    return folder
+
+
 @pytest.mark.parametrize(("pattern", "parse", "error"), FILES, ids=[f[0] for f in FILES])
 def test_a_flipped_bit_is_read_or_refused(
-    pattern: str, parse: Callable[[bytes], Any], error: type[EarmillError], tmp_path: Path
+    pattern: str, parse: Callable[[bytes], Any], error: type[EarmillError], closed: Path
 ) -> None:
-    finalise(small_dataset(tmp_path))
-    (path,) = tmp_path.glob(pattern)
+    (path,) = closed.glob(pattern)
     whole = path.read_bytes()
     refused = 0
     for bit in range(0, 8 * len(whole), EVERY):
@@ -45,14 +52,6 @@ def test_a_flipped_bit_is_read_or_refused(
             refused += 1
             assert "\n" not in str(err)
     assert refused
-
-
-@pytest.fixture(scope="module")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed dataset, which is only read."""
-    folder = tmp_path_factory.mktemp("closed")
-    finalise(small_dataset(folder))
-    return folder
 
 
 @pytest.mark.parametrize("value", [None, 7, True, "text", [], {}, [["a"]], {"a": {"b": 1}}, "1.5"])

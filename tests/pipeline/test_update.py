@@ -273,3 +273,7 @@ def test_columns_that_are_carried_through_are_taken_in_without_computing(
     with pytest.raises(OutputError, match="column 'take' of the source was double"):
         start_update(spec)
     assert_whole(out)
+    spec = manifest_job(changing, {names[0]: 2**53 + 1, names[1]: 2, names[2]: 3}, out)
+    with pytest.raises(OutputError, match="double would round 9007199254740993 of row"):
+        start_update(spec)
+    assert_whole(out)

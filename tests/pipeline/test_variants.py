@@ -334,6 +334,19 @@ def test_other_features_are_added_to_variants(made: Path, tmp_path: Path) -> Non
     assert len(ds) == len(CLIPS) * len(NAMES)
 
 
+def test_features_added_before_noise_has_changed_are_left_out(copy: Path) -> None:
+    earmill.extract(job(copy, [OF[0]]))
+    mel = {"extract": [{"model": "melspectrogram", "fs_hz": FS}]}
+    earmill.add_features(copy / "out", mel)
+    shutil.rmtree(copy / "noises")
+    write(copy / "noises" / "fan.wav", np.random.default_rng(9).standard_normal(FS))
+    earmill.extract(job(copy, [OF[0]]), update=True)
+    assert earmill.diff(copy / "out").changed == ("a.wav@noisy", "b.wav@noisy")
+    with pytest.warns(UserWarning, match="added to earlier rows are left out: melspectrogram"):
+        both = earmill.open_features(copy / "out", additions=True)
+    assert list(both.streams) == ["samples"]
+
+
 def test_each_channel_has_its_variants(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     write(tmp_path / "in" / "a.wav", rng.standard_normal((FS, 2)) * [0.1, 0.01])

@@ -39,12 +39,21 @@ LARGE_BYTES = 4 * 2**20
 #: Size of the pool, unless the caller sets a limit.
 TRAINING_BYTES = 2**30
 _limit: int | None = None
-_here = threading.local()
 _lock = threading.Lock()
+
 #: The pool, oldest first, changed under the lock only. Freed tensors put memory into `_returned`,
 #: because a tensor may be freed while its thread holds the lock.
 _waiting: list[NDArray[np.uint8]] = []
 _returned: deque[NDArray[np.uint8]] = deque()
+
+
+class _Here(threading.local):
+    """The mark of a thread that computes a step of training."""
+
+    training = False
+
+
+_here = _Here()
 
 
 def groups_of(channels: int) -> int:
@@ -120,15 +129,11 @@ def set_buffer_limit(nbytes: int) -> None:
 @contextmanager
 def training() -> Iterator[None]:
     """Mark results that this thread computes within the context as part of a training step."""
-    outer, _here.training = _is_training(), True
+    outer, _here.training = _here.training, True
     try:
         yield
     finally:
         _here.training = outer
-
-
-def _is_training() -> bool:
-    return getattr(_here, "training", False)
 
 
 def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -138,7 +143,7 @@ def empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
     dtype = like.new_empty(0).numpy().dtype
     size = math.prod(shape) * dtype.itemsize
     memory = None
-    if size >= LARGE_BYTES and (_is_training() or _limit is not None):
+    if size >= LARGE_BYTES and (_here.training or _limit is not None):
         memory = np.asarray(_BufferOwner(_take(size + CACHE_LINE)))
     return torch.from_numpy(aligned_array(math.prod(shape), dtype, memory).reshape(shape))
 
@@ -167,9 +172,9 @@ def _take(size: int) -> NDArray[np.uint8]:
     """Return the smallest fitting memory of the pool, less than twice `size`, or new memory."""
     with _lock:
         _settle()
-        fitting = [i for i, memory in enumerate(_waiting) if size <= memory.nbytes < 2 * size]
+        fitting = [(m.nbytes, i) for i, m in enumerate(_waiting) if size <= m.nbytes < 2 * size]
         if fitting:
-            return _waiting.pop(min(fitting, key=lambda i: _waiting[i].nbytes))
+            return _waiting.pop(min(fitting)[1])
     return np.empty(size, np.uint8)
 
 

@@ -81,9 +81,7 @@ class LocalWorkers:
         return worker.call(kind, args)
 
     def ended(self, calls: Collection[int], timeout_s: float) -> Iterable[tuple[int, Outcome]]:
-        by_connection = {
-            process.connection: process for process in self._processes if process.pid is not None
-        }
+        by_connection = {one.connection: one for one in self._processes if one.process is not None}
         if not by_connection:
             time.sleep(timeout_s)
             return ()
@@ -105,17 +103,13 @@ class LocalProcess:
         self._begin = (pickle.dumps(make_runner), shards)
         self._environment = KEPT_MEMORY | os.environ | dict(environment)
         self._calls: set[int] = set()
-        self._process: subprocess.Popen[bytes] | None = None
+        # None before the process is started and once it is known to be dead.
+        self.process: subprocess.Popen[bytes] | None = None
         self._last_words = tempfile.TemporaryFile(buffering=0)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id; None before the process is started and once it is known to be dead."""
-        return None if self._process is None else self._process.pid
 
     def call(self, kind: str, args: tuple[object, ...]) -> int:
         """Send a call; if the process has died meanwhile, `read` returns the call as lost."""
-        if self._process is None:
+        if self.process is None:
             self._start()
         call = next(CALL_NUMBERS)
         self._calls.add(call)
@@ -151,7 +145,7 @@ class LocalProcess:
         self.connection, theirs = Pipe()
         self._last_words.truncate(0)
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND, str(theirs.fileno()), *sys.path],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -173,7 +167,7 @@ class LocalProcess:
         self._out.submit(send, self.connection)
 
     def _end(self) -> str:
-        process, self._process = self._process, None
+        process, self.process = self.process, None
         if process is None:
             return ""
         # A process that closed its pipe is about to end; a kill would hide its exit code.

@@ -71,7 +71,7 @@ from earmill.pipeline.formats.digest import ShardDigest, StreamHasher
 from earmill.pipeline.formats.format import BINARY, NESTED, Encoding, Format, Promise, refused
 from earmill.pipeline.formats.row_table import PAGES, row_table, scalar_options
 from earmill.pipeline.formats.rows import FeatureRow
-from earmill.pipeline.formats.stream_layout import in_values, layout_of
+from earmill.pipeline.formats.stream_layout import described, layout_of
 from earmill.pipeline.formats.values import join
 from earmill.pipeline.storage.documents import typed_json
 from earmill.pipeline.storage.layout import Layout, StoredFile
@@ -299,13 +299,9 @@ def _part_table(
 
 
 def _schema(
-    scalars: pa.Schema,
-    streams: Sequence[StreamInfo],
-    encoding: Encoding,
-    long_rows: LongRows,
-    form: CellEncoding,
+    scalars: pa.Schema, streams: Sequence[StreamInfo], encoding: Encoding, long_rows: LongRows
 ) -> pa.Schema:
-    fields = [*scalars]
+    fields, form = [*scalars], CELL_ENCODINGS[encoding.parquet_form]
     for info in streams:
         if info.name in scalars.names:
             raise CommitError(f"stream {info.name!r} has the name of a scalar column: rename it")
@@ -313,8 +309,9 @@ def _schema(
         dtype = layout.stored_dtype(encoding.dtype)
         attrs = {f"{PREFIX}{name}": text for name, text in layout.number_attrs().items()}
         fields.append(form.field(info.name, layout.stored_width, dtype, attrs))
+    about = [described(info, has_scales=False).to_dict() for info in streams]
     metadata = {
-        STREAMS_KEY: json.dumps([in_values(info).to_dict() for info in streams]).encode(),
+        STREAMS_KEY: json.dumps(about).encode(),
         ATTRS_KEY: json.dumps(dict(encoding.attrs or {}), sort_keys=True).encode(),
         **long_rows.metadata(),
     }
@@ -599,8 +596,8 @@ class ParquetFormat(Format):
                     name: [last - first for first, last in cut(len(values), parts)]
                     for name, values in row.streams.items()
                 }
-        long_rows, form = LongRows(divided), CELL_ENCODINGS[encoding.parquet_form]
-        schema = _schema(scalars.schema, streams, encoding, long_rows, form)
+        long_rows = LongRows(divided)
+        schema = _schema(scalars.schema, streams, encoding, long_rows)
         # A divided row shares no row group.
         sizes = [math.inf if n in divided else nbytes for n, nbytes in enumerate(row_bytes)]
         # Unbuffered, every page would be two calls of the system.
@@ -610,7 +607,7 @@ class ParquetFormat(Format):
                 file,
                 schema,
                 # Features never repeat, so a dictionary or min/max of them costs and finds nothing.
-                **_options(scalars, streams, form),
+                **_options(scalars, streams, CELL_ENCODINGS[encoding.parquet_form]),
                 write_statistics=scalars.schema.names,
                 **PAGES,
             ) as writer,

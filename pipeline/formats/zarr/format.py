@@ -4,6 +4,7 @@ here it is an error."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -27,13 +28,14 @@ from earmill.pipeline.formats.block_cache import (
     other_row,
     outside,
 )
-from earmill.pipeline.formats.digest import ShardDigest
+from earmill.pipeline.formats.digest import ShardDigest, digest_blocks
 from earmill.pipeline.formats.format import Encoding, Format, Promise
-from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.rows import FeatureRow, OutFile
 from earmill.pipeline.formats.stream_layout import layout_of
 from earmill.pipeline.formats.zarr import arrays
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
+from earmill.pipeline.storage.local_store import files_below
 
 # Bytes of one request. A local file gives a few chunks as fast as many, and a few stay in the
 # processor's cache until they are decoded.
@@ -245,9 +247,35 @@ class ZarrFormat(Format):
         write_zarr(path, rows, streams, encoding)
 
     def digest(self, path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-        from earmill.pipeline.formats.zarr.write import digest_zarr
+        layout, digests = Layout.open(path.parent), {}
+        root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
+        about = root["consolidated_metadata"]["metadata"]
+        rels = [f"{path.name}/{name}" for name in files_below(path)]
+        files = {rel: OutFile(rel, (path.parent / rel).stat().st_size, "") for rel in rels}
+        promise = Promise(rows=0, frames={}, columns={}, files=files)
 
-        return digest_zarr(path, streams)
+        def vector(name: str) -> Any:
+            return arrays.read_vector(layout, f"{path.name}/{name}", about[name], promise)
+
+        def frames_of(stream: str, values: arrays.FrameChunks) -> Iterator[NDArray[Any]]:
+            for chunk in range(values.n_chunks):
+                number, place = divmod(chunk, values.object_chunks)
+                if place == 0:
+                    file = promise.file(layout, f"{path.name}/{stream}/values/c/{number}/0")
+                    spans = arrays.read_index(file, values.object_chunks)
+                low, high = spans[place].tolist()
+                yield values.decode(chunk, file.read(low, high - low))
+
+        for info in streams:
+            name = f"{info.name}/values"
+            values = arrays.FrameChunks.of(name, about[name])
+            columns = ("row_size", *layout_of(info).row_counts)
+            counts = [vector(f"{info.name}/{column}") for column in columns]
+            blocks = frames_of(info.name, values)
+            digests[info.name] = digest_blocks(blocks, values.width, values.dtype.name, *counts)
+        # The writer gives every stream the same row ids.
+        row_ids = tuple(vector(f"{streams[-1].name}/row_id")) if streams else ()
+        return ShardDigest(row_ids, digests)
 
     def open(self, layout: Layout, rel: str, promise: Promise, cache: BlockCache) -> ShardReader:
         return ZarrShard(layout, rel, promise, cache)

@@ -23,15 +23,11 @@ from numpy.typing import NDArray
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from amtcore.features.stream_info import StreamInfo
-from earmill.pipeline.formats.digest import ShardDigest, digest_blocks
-from earmill.pipeline.formats.format import Encoding, Promise
-from earmill.pipeline.formats.rows import FeatureRow, OutFile
-from earmill.pipeline.formats.stream_layout import layout_of, with_scales
+from earmill.pipeline.formats.format import Encoding
+from earmill.pipeline.formats.rows import FeatureRow
+from earmill.pipeline.formats.stream_layout import described, layout_of
 from earmill.pipeline.formats.values import Values, join
 from earmill.pipeline.formats.zarr import arrays
-from earmill.pipeline.formats.zarr.arrays import FrameChunks
-from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.local_store import files_below
 
 # Chosen by measurement on features of all models, see the section on codecs of
 # benchmarks/RESULTS.md.
@@ -57,7 +53,7 @@ def write_zarr(
     shared = json.loads(json.dumps(dict(encoding.attrs or {}), sort_keys=True, allow_nan=False))
     root = zarr.create_group(path, zarr_format=3, attributes=shared)
     for info in streams:
-        about = json.loads(json.dumps(with_scales(info).to_dict(), allow_nan=False))
+        about = json.loads(json.dumps(described(info, has_scales=True).to_dict(), allow_nan=False))
         attributes = {"Conventions": "CF-1.11", "stream": about, **shared}
         group = root.create_group(info.name, attributes=attributes)
         _write_stream(group, rows, info, encoding.dtype)
@@ -178,36 +174,3 @@ def blocks_of(frames: Sequence[Values], size: int) -> Iterator[NDArray[Any]]:
                 parts, count = [], 0
     if parts:
         yield join(parts)
-
-
-def digest_zarr(path: Path, streams: Sequence[StreamInfo]) -> ShardDigest:
-    """Return the digest of a written store, read chunk by chunk."""
-    layout, digests = Layout.open(path.parent), {}
-    root = json.loads((path / arrays.ROOT_METADATA).read_text(encoding="utf-8"))
-    about = root["consolidated_metadata"]["metadata"]
-    rels = [f"{path.name}/{name}" for name in files_below(path)]
-    files = {rel: OutFile(rel, (path.parent / rel).stat().st_size, "") for rel in rels}
-    promise = Promise(rows=0, frames={}, columns={}, files=files)
-
-    def vector(name: str) -> Any:
-        return arrays.read_vector(layout, f"{path.name}/{name}", about[name], promise)
-
-    def frames_of(stream: str, values: FrameChunks) -> Iterator[NDArray[Any]]:
-        for chunk in range(values.n_chunks):
-            number, place = divmod(chunk, values.object_chunks)
-            if place == 0:
-                file = promise.file(layout, f"{path.name}/{stream}/values/c/{number}/0")
-                spans = arrays.read_index(file, values.object_chunks)
-            low, high = spans[place].tolist()
-            yield values.decode(chunk, file.read(low, high - low))
-
-    for info in streams:
-        name = f"{info.name}/values"
-        values = FrameChunks.of(name, about[name])
-        columns = ("row_size", *layout_of(info).row_counts)
-        counts = [vector(f"{info.name}/{column}") for column in columns]
-        blocks = frames_of(info.name, values)
-        digests[info.name] = digest_blocks(blocks, values.width, values.dtype.name, *counts)
-    # The writer gives every stream the same row ids.
-    row_ids = tuple(vector(f"{streams[-1].name}/row_id")) if streams else ()
-    return ShardDigest(row_ids, digests)
