@@ -14,7 +14,6 @@ import typer
 from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import console, print_facts, say, say_json, teller
 from earmill.pipeline.common.text import audio, bytes_text, one_line
-from earmill.pipeline.storage.retrying import open_output
 
 if TYPE_CHECKING:
     from earmill.pipeline.dataset.commit_record import CommitRecord
@@ -58,7 +57,7 @@ def inspect(
         limits += [(*_limit("--where-max", text), True) for text in where_max or ()]
         _print_chosen(uri, limits, storage_options, as_json=as_json)
         return
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         dataset, records = require_dataset(layout), list(commits(layout).values())
         if not quarantine:
             result = _contents(layout, dataset, records)
@@ -228,7 +227,7 @@ def verify(
     from earmill.pipeline.dataset.verify import verify as check
 
     deep_report = None
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         report = check(layout, hashes=hashes)
         if deep is not None:
             from earmill.pipeline.operations.deep_verify import verify_deep

@@ -14,7 +14,6 @@ from earmill.jobs.commands import options
 from earmill.jobs.console.process import OutputLost
 from earmill.jobs.console.terminal import say, say_json
 from earmill.pipeline.common.text import audio, bytes_text
-from earmill.pipeline.storage.retrying import open_output
 
 LINE_EVERY_S = 5.0
 
@@ -55,7 +54,7 @@ def push(
     """
     from earmill.pipeline.hub.push import Progress, contents_of
 
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)
     stored, licenses = contents.report, contents.dataset.licenses
     if dry_run and as_json:

@@ -11,7 +11,6 @@ import typer
 from earmill.jobs.commands import options
 from earmill.jobs.console.terminal import say, say_json, teller
 from earmill.pipeline.common.text import bytes_text
-from earmill.pipeline.storage.retrying import open_output
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 # Most rows of each kind that `diff` prints; most files and stores that `gc` prints.
@@ -26,7 +25,7 @@ def log(
     """List the snapshots of a dataset, newest first: date, reason, rows, changes."""
     from earmill.pipeline.dataset.snapshot import log as read_log
 
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         entries = read_log(layout)
     if as_json:
         say_json([asdict(entry) for entry in entries])
@@ -51,7 +50,7 @@ def diff(
     """Show the rows that differ between two snapshots: added, removed, or changed."""
     from earmill.pipeline.dataset.snapshot import diff as compare
 
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         found = compare(layout, before, after)
     if as_json:
         say_json(asdict(found))
@@ -92,7 +91,7 @@ def compact(
     from earmill.pipeline.dataset.revision import compact as merge
 
     tell = teller(quiet=quiet or as_json)
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         entry = merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=tell)
     if as_json:
         say_json(None if entry is None else asdict(entry))
@@ -125,7 +124,7 @@ def gc(
     """Remove files that no snapshot names; refused while a driver works there."""
     from earmill.pipeline.dataset.garbage import collect_garbage
 
-    with open_output(uri, storage_options) as layout:
+    with options.open_output(uri, storage_options) as layout:
         collected = collect_garbage(
             layout,
             keep=keep,

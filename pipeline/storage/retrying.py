@@ -9,21 +9,17 @@ of the store is recognised by the package of its class; errors of this program p
 from __future__ import annotations
 
 import errno
-import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from earmill.pipeline.common import errors
 from earmill.pipeline.common.errors import chain, http_status, is_outage
 from earmill.pipeline.common.retries import RetryPolicy, Waits, in_a_job
 from earmill.pipeline.common.text import named_line
-
-if TYPE_CHECKING:
-    from earmill.pipeline.storage.layout import Layout
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,18 +116,6 @@ def store_errors(uri: str) -> Iterator[None]:
         if not is_store_error(error):
             raise
         raise errors.OutputError(f"{uri}: {store_line(error)}") from error
-
-
-@contextmanager
-def open_output(
-    uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
-) -> Iterator[Layout]:
-    """Open the output of a job; errors of its store become errors of one line."""
-    from earmill.pipeline.storage.layout import Layout  # the command starts without clients
-
-    layout = Layout.open(uri, storage_options)
-    with store_errors(layout.url()):
-        yield layout
 
 
 def is_store_error(error: BaseException) -> bool:
