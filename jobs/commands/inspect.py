@@ -49,6 +49,7 @@ def inspect(
     """Show what a dataset holds: model, streams, rows, hours, bytes, reasons for quarantine."""
     from earmill.pipeline.dataset.commit_record import bad_rows, commits
     from earmill.pipeline.dataset.description import require_dataset
+    from earmill.pipeline.storage.layout import open_output
 
     if where_min or where_max:
         if quarantine:
@@ -57,7 +58,7 @@ def inspect(
         limits += [(*_limit("--where-max", text), True) for text in where_max or ()]
         _print_chosen(uri, limits, storage_options, as_json=as_json)
         return
-    with options.open_output(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         dataset, records = require_dataset(layout), list(commits(layout).values())
         if not quarantine:
             result = _contents(layout, dataset, records)
@@ -225,9 +226,10 @@ def verify(
 ) -> None:
     """Check that a dataset is whole. Exit code 1 if it is not."""
     from earmill.pipeline.dataset.verify import verify as check
+    from earmill.pipeline.storage.layout import open_output
 
     deep_report = None
-    with options.open_output(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         report = check(layout, hashes=hashes)
         if deep is not None:
             from earmill.pipeline.operations.deep_verify import verify_deep

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.resources import files
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.storage.backend import is_local
-from earmill.pipeline.storage.retrying import store_errors
-
-if TYPE_CHECKING:
-    from earmill.pipeline.storage.layout import Layout
 
 
 def parse_storage_options(text: str) -> dict[str, Any]:
@@ -109,16 +104,6 @@ def run_overrides(set_: Sequence[str] | None, **named: str | int | None) -> list
 def wants_log_lines(arguments: Sequence[str]) -> bool:
     """Return True if a command line asks for log lines, even if it is wrong otherwise."""
     return f"{LOG_FORMAT}=json" in arguments or (LOG_FORMAT, "json") in pairwise(arguments)
-
-
-@contextmanager
-def open_output(uri: str, storage_options: dict[str, Any] | None) -> Iterator[Layout]:
-    """Open the output of a job; errors of its store become one line."""
-    from earmill.pipeline.storage.layout import Layout
-
-    layout = Layout.open(uri, storage_options)
-    with store_errors(layout.url()):
-        yield layout
 
 
 def job_text(template: str, **values: Any) -> str:

@@ -53,8 +53,9 @@ def push(
     files that the hub has are not sent again.
     """
     from earmill.pipeline.hub.push import Progress, contents_of
+    from earmill.pipeline.storage.layout import open_output
 
-    with options.open_output(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)
     stored, licenses = contents.report, contents.dataset.licenses
     if dry_run and as_json:

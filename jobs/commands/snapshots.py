@@ -24,8 +24,9 @@ def log(
 ) -> None:
     """List the snapshots of a dataset, newest first: date, reason, rows, changes."""
     from earmill.pipeline.dataset.snapshot import log as read_log
+    from earmill.pipeline.storage.layout import open_output
 
-    with options.open_output(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         entries = read_log(layout)
     if as_json:
         say_json([asdict(entry) for entry in entries])
@@ -49,8 +50,9 @@ def diff(
 ) -> None:
     """Show the rows that differ between two snapshots: added, removed, or changed."""
     from earmill.pipeline.dataset.snapshot import diff as compare
+    from earmill.pipeline.storage.layout import open_output
 
-    with options.open_output(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         found = compare(layout, before, after)
     if as_json:
         say_json(asdict(found))
@@ -89,9 +91,10 @@ def compact(
 ) -> None:
     """Merge small shards into larger ones, as a new snapshot with the same values."""
     from earmill.pipeline.dataset.revision import compact as merge
+    from earmill.pipeline.storage.layout import open_output
 
     tell = teller(quiet=quiet or as_json)
-    with options.open_output(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         entry = merge(layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=tell)
     if as_json:
         say_json(None if entry is None else asdict(entry))
@@ -123,8 +126,9 @@ def gc(
 ) -> None:
     """Remove files that no snapshot names; refused while a driver works there."""
     from earmill.pipeline.dataset.garbage import collect_garbage
+    from earmill.pipeline.storage.layout import open_output
 
-    with options.open_output(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         collected = collect_garbage(
             layout,
             keep=keep,

@@ -46,8 +46,9 @@ class Options:
         if isinstance(self.row_ids, str):
             raise ValueError(f"row_ids: expected a list of ids, got {self.row_ids!r}")
         for name, (kind, low, high, text) in LIMITS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+            value: Any = getattr(self, name)
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
+            if not is_number or not low <= value <= high:
                 raise ValueError(f"{name}: expected {text}, got {value!r}")
 
 

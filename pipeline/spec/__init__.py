@@ -32,10 +32,10 @@ KEY_ERROR = "key"  # Type of errors whose text is complete but for the path of t
 
 def key_errors(texts: Mapping[str, str]) -> ValidationError:
     """Return the error of a section with wrong keys, from a text for each key."""
-    errors = [
-        InitErrorDetails(type=PydanticCustomError(KEY_ERROR, "{text}", {"text": t}), loc=(k,))
-        for k, t in texts.items()
-    ]
+    errors = []
+    for key, text in texts.items():
+        kind = PydanticCustomError(KEY_ERROR, "{text}", {"text": text})
+        errors.append(InitErrorDetails(type=kind, loc=(key,), input=None))
     return ValidationError.from_exception_data("section", errors)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import io
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from earmill.pipeline.storage.fsspec_store import FsspecBackend
 from earmill.pipeline.storage.local_cache import Bytes, LocalCache
 from earmill.pipeline.storage.local_store import LocalBackend, files_below
 from earmill.pipeline.storage.object_store import AzureBackend, GoogleBackend, S3Backend
-from earmill.pipeline.storage.retrying import store_call
+from earmill.pipeline.storage.retrying import store_call, store_errors
 
 Names = list[str]
 # The first that opens a URI serves it.
@@ -243,6 +243,16 @@ class Layout:
                 f"{self.url()} overwrites a file although told to create it only if absent; "
                 "commits would not be exactly once there: use a store that honours If-None-Match"
             )
+
+
+@contextmanager
+def open_output(
+    uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+) -> Iterator[Layout]:
+    """Open the output of a job; errors of its store become errors of one line."""
+    layout = Layout.open(uri, storage_options)
+    with store_errors(layout.url()):
+        yield layout
 
 
 class _RemoteFile(SeekableFile):

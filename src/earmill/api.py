@@ -28,8 +28,7 @@ from earmill.pipeline.dataset.verify import Report
 from earmill.pipeline.dataset.verify import verify as check_dataset
 from earmill.pipeline.driver.events import Event, JobFinished, StopRequest, ignore
 from earmill.pipeline.spec.job import JobSpec
-from earmill.pipeline.storage.layout import Layout
-from earmill.pipeline.storage.retrying import store_errors
+from earmill.pipeline.storage.layout import open_output
 
 if TYPE_CHECKING:
     from earmill.pipeline.hub.push import Pushed
@@ -164,7 +163,7 @@ def verify(
     Raises:
         OutputError: There is no dataset.
     """
-    with _opened_layout(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         return check_dataset(layout, hashes=hashes)
 
 
@@ -196,7 +195,7 @@ def verify_deep(
     from earmill.pipeline.operations.retry import stored_job
 
     options = dict(storage_options or {})
-    with _opened_layout(uri, options) as layout:
+    with open_output(uri, options) as layout:
         spec = stored_job(layout, os.fspath(uri), options, job=job)
         return check(layout, spec, rows, seed=seed, on_begin=logged_text())
 
@@ -315,7 +314,7 @@ def log(uri: Uri, *, storage_options: Mapping[str, Any] | None = None) -> list[L
     Raises:
         OutputError: There is no snapshot yet.
     """
-    with _opened_layout(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         return read_log(layout)
 
 
@@ -339,7 +338,7 @@ def diff(
         changes = earmill.diff("features", 1, 2)
         print(changes.added, changes.changed, changes.removed)
     """
-    with _opened_layout(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         return compare(layout, before, after)
 
 
@@ -364,7 +363,7 @@ def compact(
         OutputError: There is no finished dataset.
         LockedError: A driver works on the output.
     """
-    with _opened_layout(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         return merge(
             layout, shard_seconds=shard_seconds, shard_rows=shard_rows, on_begin=logged_text()
         )
@@ -395,7 +394,7 @@ def gc(
         OutputError: There is no closed dataset.
         LockedError: A driver works on the output.
     """
-    with _opened_layout(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         return collect_garbage(
             layout, keep=keep, older_than=older_than, grace_s=grace.total_seconds(), dry_run=dry_run
         )
@@ -433,7 +432,7 @@ def push(
     from earmill.pipeline.hub.push import push as upload
     from earmill.pipeline.hub.repo import HubRepo
 
-    with _opened_layout(uri, storage_options) as layout:
+    with open_output(uri, storage_options) as layout:
         contents = contents_of(layout, hashes=verify)
     repo = HubRepo(hub_id, revision)
     return upload(layout, contents, repo, private=private, message=message, replace_other=replace)
@@ -485,14 +484,6 @@ def report(
         job=None if job is None else JobSpec.load(job),
         on_begin=logged_text(on_begin),
     )
-
-
-@contextmanager
-def _opened_layout(uri: Uri, storage_options: Mapping[str, Any] | None) -> Iterator[Layout]:
-    """Open an output; errors of its store become errors of earmill."""
-    layout = Layout.open(os.fspath(uri), storage_options or {})
-    with store_errors(layout.url()):
-        yield layout
 
 
 def _listed(overrides: Iterable[str], ray_address: str | None = None) -> list[str]:
