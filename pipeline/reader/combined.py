@@ -355,6 +355,7 @@ class JoinedFeatures(CombinedFeatures):
             (number, name, called)
             for number, of_set in enumerate(names)
             for name, called in of_set.items()
+            if name in sets[number].streams
         ]
         places = [
             {row_id: k for k, row_id in enumerate(each.table["row_id"].to_pylist())}
@@ -379,16 +380,21 @@ class JoinedFeatures(CombinedFeatures):
 
     @property
     def table(self) -> pa.Table:
-        """One line for each row, from the first set, with the frames of all streams."""
-        tables = [each.table.take(rows) for each, rows in zip(self.sets, self._rows, strict=True)]
-        table = tables[0]
-        for number, name, called in self._named:
-            info = self.sets[number].streams[name]
-            columns, renamed = columns_of(info), columns_of(replace(info, name=called))
-            for column, new in zip(columns, renamed, strict=True):
-                if new not in table.column_names:
-                    table = table.append_column(new, tables[number].column(column))
-        return table
+        """One line for each row, from the first set, with the columns of the streams of all sets,
+        also of streams that have a name here and are not read."""
+        columns: dict[str, pa.ChunkedArray] = {}
+        for each, rows, names in zip(self.sets, self._rows, self._names, strict=True):
+            taken, renamed = each.table.take(rows), dict[str, str]()
+            if each is self.sets[0]:
+                streams = {k for info in each.dataset.streams for k in columns_of(info)}
+                renamed = {k: k for k in taken.column_names if k not in streams}
+            for info in each.dataset.streams:
+                if info["name"] in names:
+                    called = columns_of({**info, "name": names[info["name"]]})
+                    renamed |= zip(columns_of(info), called, strict=True)
+            for column, new in renamed.items():
+                columns.setdefault(new, taken.column(column))
+        return pa.table(columns)
 
     def filter(self, where: pc.Expression) -> JoinedFeatures:
         """Return the rows that an expression selects; see `Features.filter`."""

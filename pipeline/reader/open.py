@@ -163,18 +163,20 @@ def open_features(
             if find_snapshot(there, stem).snapshot.sha256 != file.sha256:
                 raise CommitError(f"{there.url()}: snapshot {stem} is another than the one added")
             loaded[name] = load(place, stem)
-        # For each set, the streams that are read and their names here.
+        # For each set, its streams and their names here.
         named: dict[str, dict[str, str]] = {}
         called = list[str]()
         for key, (_, of_set) in loaded.items():
-            here = {k: f"{key}.{k}" if k in called else k for k in of_set.streams}
-            called += here.values()
-            named[key] = {k: v for k, v in here.items() if streams is None or v in streams}
+            named[key] = {k: f"{key}.{k}" if k in called else k for k in of_set.streams}
+            called += named[key].values()
         if streams is not None and (not streams or set(streams) - set(called)):
             raise ValueError(f"expected streams out of {called}, got {list(streams)}")
-        read = {key: here for key, here in named.items() if here}
-        joined = [open_set(*loaded[key], list(here)) for key, here in read.items()]
-        return JoinedFeatures(joined, list(read.values()))
+        joined, names = list[Features](), list[dict[str, str]]()
+        for key, here in named.items():
+            if read := [k for k, v in here.items() if streams is None or v in streams]:
+                joined.append(open_set(*loaded[key], read))
+                names.append(here)
+        return JoinedFeatures(joined, names)
     if isinstance(uri, str | os.PathLike):
         return open_set(*load(uri, snapshot), streams)
     if not isinstance(uri, list | tuple):
