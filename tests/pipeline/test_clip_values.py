@@ -144,6 +144,8 @@ def test_names_of_values_are_not_names_of_streams() -> None:
     stored = as_stored([LEVELS], "float16")
     with pytest.raises(SpecError, match="levels_peak"):
         check_stream_names([*stored, replace(STREAMS[1], name="levels_peak")])
+    with pytest.raises(SpecError, match="'extra'"):  # `extra_start` is a column of a source
+        check_stream_names([replace(STREAMS[1], name="extra")])
 
 
 @pytest.mark.parametrize(
