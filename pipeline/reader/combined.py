@@ -380,8 +380,8 @@ class JoinedFeatures(CombinedFeatures):
 
     @property
     def table(self) -> pa.Table:
-        """One line for each row, from the first set, with the columns of the streams of all sets,
-        also of streams that have a name here and are not read."""
+        """One line for each row, from the first set, with the columns of the named streams of all
+        sets, read or not."""
         columns: dict[str, pa.ChunkedArray] = {}
         for each, rows, names in zip(self.sets, self._rows, self._names, strict=True):
             taken, renamed = each.table.take(rows), dict[str, str]()
