@@ -71,7 +71,8 @@ def check_stream_names(streams: Iterable[StreamInfo], facts: Iterable[str] = ())
         whose = "every row"
         if info.name in places:
             whose = f"stream {places[info.name]!r}"
-        elif info.name not in known and not info.name.startswith(EXTRA_PREFIX):
+        # A stream `extra` has columns such as `extra_start`, which would be the source's.
+        elif info.name not in known and not f"{info.name}_".startswith(EXTRA_PREFIX):
             continue
         raise SpecError(
             f"extract: expected streams whose names are free, got {info.model}'s {info.name!r}, "

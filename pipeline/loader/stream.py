@@ -21,6 +21,7 @@ Because of this order, a worker that reads the new common place also finds the r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, SupportsIndex
@@ -81,7 +82,7 @@ def labelled(row: Row, label: str | None) -> Row:
     if label is None:
         return row
     value = row.extra.get(label)
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         raise ValueError(
             f"expected a label of every row, got none in column {label!r} of row {row.row_id!r}; "
             "leave such rows out of the job, or read the column from batch.extra"

@@ -348,6 +348,7 @@ class JoinedFeatures(CombinedFeatures):
             (number, name, called)
             for number, of_set in enumerate(names)
             for name, called in of_set.items()
+            if name in sets[number].streams
         ]
         self.streams = {
             called: replace(sets[number].streams[name], name=called)
@@ -364,15 +365,21 @@ class JoinedFeatures(CombinedFeatures):
 
     @property
     def table(self) -> pa.Table:
-        """One line for each row, from the first set, with the frames of all streams."""
-        tables = [each.table.take(rows) for each, rows in zip(self.sets, self._rows, strict=True)]
-        table = tables[0]
-        for number, name, called in self._named:
-            columns = columns_of(self.sets[number].streams[name])
-            for column, new in zip(columns, columns_of(self.streams[called]), strict=True):
-                if new not in table.column_names:
-                    table = table.append_column(new, tables[number].column(column))
-        return table
+        """One line for each row, from the first set, with the columns of the named streams of all
+        sets, read or not."""
+        columns: dict[str, pa.ChunkedArray] = {}
+        for each, rows, names in zip(self.sets, self._rows, self._names, strict=True):
+            taken, renamed = each.table.take(rows), dict[str, str]()
+            if each is self.sets[0]:
+                streams = {k for info in each.dataset.streams for k in columns_of(info)}
+                renamed = {k: k for k in taken.column_names if k not in streams}
+            for info in each.dataset.streams:
+                if info["name"] in names:
+                    called = columns_of({**info, "name": names[info["name"]]})
+                    renamed |= zip(columns_of(info), called, strict=True)
+            for column, new in renamed.items():
+                columns.setdefault(new, taken.column(column))
+        return pa.table(columns)
 
     def filter(self, where: pc.Expression) -> JoinedFeatures:
         """Return the rows that an expression selects; see `Features.filter`."""

@@ -157,19 +157,22 @@ def open_features(
             if find_snapshot(there, stem).snapshot.sha256 != file.sha256:
                 raise CommitError(f"{there.url()}: snapshot {stem} is another than the one added")
             loaded[name] = load(place, stem)
-        # For each set, the streams that are read and their names here.
+        # For each set, its streams and their names here.
         named: dict[str, dict[str, str]] = {}
         called = list[str]()
         for key, (_, of_set) in loaded.items():
-            here = {k: f"{key}.{k}" if k in called else k for k in of_set.streams}
-            called += here.values()
-            named[key] = {k: v for k, v in here.items() if streams is None or v in streams}
+            named[key] = {k: f"{key}.{k}" if k in called else k for k in of_set.streams}
+            called += named[key].values()
         if streams is not None and (not streams or set(streams) - set(called)):
             raise ValueError(f"expected streams out of {called}, got {list(streams)}")
-        # The rows are the dataset's own: an added set has the columns of its time.
-        read = {key: here for key, here in named.items() if here or not key}
-        joined = [open_set(*loaded[key], [*here]) for key, here in read.items()]
-        return JoinedFeatures(joined, list(read.values()))
+        joined, names = list[Features](), list[dict[str, str]]()
+        for key, here in named.items():
+            read = [k for k, v in here.items() if streams is None or v in streams]
+            # The rows are the dataset's own: an added set has the columns of its time.
+            if read or not key:
+                joined.append(open_set(*loaded[key], read))
+                names.append(here)
+        return JoinedFeatures(joined, names)
     if isinstance(uri, str | os.PathLike):
         place, catalog = load(uri, snapshot)
         return open_set(place, catalog, catalog.choose_streams(streams))

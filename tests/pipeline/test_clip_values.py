@@ -119,6 +119,20 @@ def test_sets_end_to_end_mixed_and_empty(closed: Path, tmp_path: Path) -> None:
     assert len(nothing) == 0 and list(nothing) == []
 
 
+def test_values_of_sets_side_by_side_have_the_names_of_their_streams(closed: Path) -> None:
+    """`levels` of one set is `more.levels` beside it, also where one of the two is not read."""
+    whole, added = (earmill.open_features(closed, streams=[k]) for k in ("modulation", "score"))
+    names = [info["name"] for info in whole.dataset.streams]
+    called = {name: f"more.{name}" for name in names}
+    alone = earmill.JoinedFeatures([added], [called])
+    both = earmill.JoinedFeatures([whole, added], [{name: name for name in names}, called])
+    for joined, streams in ((alone, ["more.score"]), (both, ["modulation", "more.score"])):
+        assert list(joined.streams) == list(joined[2].features) == streams
+        assert joined.table["more.levels_peak"].equals(whole.table["levels_peak"])
+    assert "levels_peak" not in alone.table.column_names
+    assert set(whole.table.column_names) < set(both.table.column_names)
+
+
 def test_a_wrong_expression_is_refused(closed: Path) -> None:
     ds = earmill.open_features(closed)
     for wrong in (pc.field("lufs") > 1, "score_value > 1", pc.field("row_id") > 1, [True] * 6):
@@ -130,6 +144,8 @@ def test_names_of_values_are_not_names_of_streams() -> None:
     stored = as_stored([LEVELS], "float16")
     with pytest.raises(SpecError, match="levels_peak"):
         check_stream_names([*stored, replace(STREAMS[1], name="levels_peak")])
+    with pytest.raises(SpecError, match="'extra'"):  # `extra_start` is a column of a source
+        check_stream_names([replace(STREAMS[1], name="extra")])
 
 
 @pytest.mark.parametrize(

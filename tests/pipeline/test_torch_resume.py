@@ -201,7 +201,7 @@ def test_a_state_that_does_not_fit_is_refused(small: Path, grouped: Path) -> Non
     for other, message in cases:
         with pytest.raises(ValueError, match=message):
             other.load_state_dict(state)
-    for version in (1, 3):  # 1 is that of the order before Philox
+    for version in (1, 3):  # version 1 drew without Philox
         with pytest.raises(ValueError, match=f"version 2, got {version}.* anew: set_epoch.0."):
             stream.load_state_dict(state | {"version": version})
 

@@ -25,6 +25,7 @@ from earmill import (
     open_features,
 )
 from earmill.pipeline.formats.values import Caster, as_stored
+from earmill.pipeline.loader.stream import labelled
 from tests.pipeline.event_data import SPIKES, write_spikes
 from tests.pipeline.reader_data import STREAMS, Writer, forks, make_row, stream, write_set
 
@@ -232,6 +233,8 @@ def test_a_label_that_is_not_there_is_named(places: dict[str, Path]) -> None:
             make(label="lable")
     with pytest.raises(ValueError, match=r"none in column 'text' of row 'speaker 0/clip_0000.wav'"):
         ds.torch(label="text")[0]
+    with pytest.raises(ValueError, match="none in column 'mark'"):
+        labelled(replace(ds[0], extra={"mark": float("nan")}), "mark")
 
 
 def test_batches_of_batches_are_refused(places: dict[str, Path]) -> None:
