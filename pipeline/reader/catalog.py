@@ -259,7 +259,7 @@ class Catalog:
         # A numpy or torch dtype, or its name.
         for name in ("float32" if wanted is None else wanted, str(wanted).removeprefix("torch.")):
             with suppress(TypeError):
-                dtype = np.dtype(name)
+                dtype = np.dtype(name).newbyteorder("=")
                 break
         if dtype is None or dtype.name not in DTYPES:
             raise ValueError(
