@@ -256,7 +256,7 @@ class Catalog:
         name = "float32" if wanted is None else getattr(wanted, "__name__", str(wanted))
         dtype = None
         with suppress(TypeError):
-            dtype = np.dtype(name.removeprefix("torch."))
+            dtype = np.dtype(name.removeprefix("torch.")).newbyteorder("=")
         if dtype is None or dtype.name not in DTYPES:
             raise ValueError(
                 f"dtype is one of {[*DTYPES, STORED]}, got {wanted!r}; for bfloat16, which numpy "

@@ -109,6 +109,13 @@ def test_another_type_is_asked_for(places: dict[str, Path], dtype: str) -> None:
             np.testing.assert_array_equal(row, wanted)
 
 
+def test_features_have_the_byte_order_of_the_machine(places: dict[str, Path]) -> None:
+    ds = open_features(places["single"], dtype=">f4")
+    batch = next(iter(ds.iterable(batch_size=4, shuffle=False)))
+    wanted = open_features(places["single"])[0].features["modulation"]
+    np.testing.assert_array_equal(batch.features["modulation"].unpad()[0].numpy(), wanted)
+
+
 def test_the_stored_type_of_a_stream_is_its_own(places: dict[str, Path]) -> None:
     """Other streams do not change it; several sets take the widest type of a stream."""
     kinds = {
