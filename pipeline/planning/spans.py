@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 from earmill.pipeline.audio.channels import BINAURAL, EARS
+from earmill.pipeline.audio.time_span import END_SLACK_S
 from earmill.pipeline.common.errors import RowError, SourceError
 from earmill.pipeline.planning.shards import item_seconds
 from earmill.pipeline.planning.variants import with_variants
@@ -38,14 +39,19 @@ def planned_source(spec: JobSpec) -> Source:
         in_child = spec.run.decode_in_child
         change = partial(with_variants, variants=variants, ears=ears, in_child=in_child)
         return cast(Source, ChangedRows(source, change))
-    return source if spans is None else cast(Source, SpannedSource(source, spans))
+    if spans is None:
+        return source
+    return cast(Source, SpannedSource(source, spans, spec.audio.limits().span_tolerance_s))
 
 
 class SpannedSource:
-    """A source whose long recordings are listed in spans."""
+    """A source whose long recordings are listed in spans. Rows may end `tolerance_s` behind their
+    file."""
 
-    def __init__(self, source: Source, spans: SpansSpec) -> None:
+    def __init__(self, source: Source, spans: SpansSpec, tolerance_s: float = END_SLACK_S) -> None:
         self._source, self._span_s = source, spans.seconds
+        # The file may end before the last span, so the row's end does not tell the number of spans.
+        self._end_is_open = tolerance_s >= spans.seconds / 2
         # Opens the object of a row for reading by ranges, or returns None; see docs/extending.md.
         self._open_ranged = getattr(source, "open_ranged", None)
         self.in_order = 0  # long recordings of the last listing that stay whole
@@ -76,6 +82,8 @@ class SpannedSource:
 
     def _measured(self, item: Item) -> Item | None:
         """Return the row with its true length; None if it cannot be cut."""
+        if item.end_s is not None and self._end_is_open:
+            return None
         starts_whole = float(item.start_s or 0.0).is_integer()
         if self._open_ranged is None or not starts_whole or not can_seek(item.uri):
             return None

@@ -145,7 +145,7 @@ def wav_of(samples: pa.Scalar, rate_hz: Any, uri: str) -> bytes:
         )
     outer, values = samples.values, _values(samples)
     channels = 1
-    if isinstance(outer.type, LISTS):
+    if isinstance(outer.type, LISTS) and len(outer):
         channels, lengths = len(outer), {len(one) for one in outer if one.is_valid}
         if outer.null_count or len(lengths) > 1:
             raise NotAudioError(f"{uri}: expected channels of one length, got {sorted(lengths)}")

@@ -177,6 +177,9 @@ class HfSource(Source):
     def _mapped(self, columns: Sequence[str]) -> Iterator[ListedRow]:
         """Yield the rows of a map-style dataset, with audio as views into its memory map."""
         if not columns:
+            # `datasets` gives no rows of no columns.
+            rows = range(len(self._dataset))
+            yield from (ListedRow(RowPlace(None, row), {}) for row in rows)
             return
         row = 0
         for batch in selected(self._dataset, columns).iter(batch_size=PLAN_BATCH_ROWS):

@@ -337,7 +337,7 @@ class WebDatasetSource(Source):
             # A remote member of up to `MEMORY_BYTES` is one request.
             with _opened(fs, path, place.end, fetch.MEMORY_BYTES) as stream:
                 stream.seek(place.start)
-                return _audio(stream, item, place, touch)
+                return _audio(stream, item, place, self._section.audio, touch)
         # The row has no audio member: its tar is read again, to say why.
         with _opened(fs, path) as stream:
             samples = Samples(stream, place.tar, self._section.extensions, _unread)
@@ -372,8 +372,11 @@ def _opened(
     return RangedFile(fs, path, size, block_bytes)  # type: ignore[return-value]
 
 
-def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]) -> Blob:
-    """Return the bytes of the member whose header begins here."""
+def _audio(
+    stream: BinaryIO, item: Item, place: Place, suffix: str | None, touch: Callable[[], None]
+) -> Blob:
+    """Return the bytes of the member whose header begins here. The sample may have other members of
+    this size, so a chosen `suffix` is compared too."""
     name = ""
 
     def pieces(content: BinaryIO) -> Iterator[bytes]:
@@ -384,7 +387,8 @@ def _audio(stream: BinaryIO, item: Item, place: Place, touch: Callable[[], None]
     try:
         for tar, member in tar_members(stream):
             name = base.as_text(member.name.removeprefix("./"))
-            if member.size != item.size or not name.startswith(f"{place.key}."):
+            key, found = name[: len(place.key) + 1], name[len(place.key) + 1 :].lower()
+            if member.size != item.size or key != f"{place.key}." or suffix not in (None, found):
                 break
             return fetch.blob_of(pieces(_content(tar, member)), member.size)
     except tarfile.TarError as error:

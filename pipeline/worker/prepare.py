@@ -27,7 +27,7 @@ from earmill.pipeline.audio.channels import EARS, as_model_input, clips_of_chann
 from earmill.pipeline.audio.decode import AudioFacts, BlockReader, Blocks
 from earmill.pipeline.audio.resample import ResampleStream, resample
 from earmill.pipeline.audio.time_span import resampled_length
-from earmill.pipeline.common.errors import ChannelIndexError, TooLongError
+from earmill.pipeline.common.errors import ChannelIndexError, PairLengthError, TooLongError
 from earmill.pipeline.common.monitoring import doing
 from earmill.pipeline.formats.row_table import VARIANT_FACTS
 from earmill.pipeline.formats.rows import Scalar
@@ -232,6 +232,13 @@ class Preparer:
                 if len(ears) < (least := max(target.least_ears for target in self.targets)):
                     raise ChannelIndexError(f"expected {least} channels, got {len(ears)}")
             else:
+                if (got := ears.shape[1]) != (expected := waveform.shape[1]):
+                    # A small change of speed is within the tolerance of `aligned`.
+                    raise PairLengthError(
+                        f"{item.uri}: expected {expected} samples, as in the clean row, of a "
+                        f"variant that is compared with a reference recording, got {got}; leave "
+                        "out its speed"
+                    )
                 signals = self._paired(item, signals, reference, rows, gains)
                 facts |= reference.facts()
             seconds = ears.shape[1] / audio.rate_hz if varied else audio.seconds

@@ -173,11 +173,13 @@ def test_channels_that_are_none(streaming: bool, tmp_path: Path) -> None:
         [[value, value] for value in TONE.tolist()],
         [[]],
         [TONE.tolist()],
+        [],
     ]
     column = pa.array(rows, pa.list_(pa.list_(pa.float32())))
     found = read(opened(write(tmp_path / "in", column)["parquet"], HZ, streaming=streaming))
     assert found[:4] == ["not_audio"] * 4
     assert found[4].waveform.shape == (1, len(TONE))
+    assert found[5:] == ["zero_length"]
 
 
 REFUSED = {

@@ -125,6 +125,19 @@ def test_rows_that_begin_within_a_second_stay_whole(tmp_path: Path) -> None:
     assert source.in_order == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("tolerance_s", "rows"), [(0.9, 5), (1.0, 1)])
+def test_rows_whose_file_may_end_before_their_last_span_stay_whole(
+    tolerance_s: float, rows: int, tmp_path: Path
+) -> None:
+    write(tmp_path / "in", 9.1, "wav")
+    table = tmp_path / "in" / "rows.csv"
+    table.write_text("uri,id,end\nday.wav,day,10\n")
+    spec = spanned(tmp_path / "in", 2, MEL, source=f"{{kind: manifest, uri: {table}}}")
+    audio = spec.audio.model_copy(update={"span_tolerance_s": tolerance_s})
+    source = planned_source(spec.model_copy(update={"audio": audio}))
+    assert len(list(source.items())) == rows
+
+
 @pytest.fixture(name="large")
 def files_that_count_as_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for module in (fetch, planning):

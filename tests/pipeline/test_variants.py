@@ -369,7 +369,8 @@ def test_variants_are_compared_with_the_clean_clip(made: Path, tmp_path: Path) -
     shutil.copytree(made / "in", tmp_path, dirs_exist_ok=True)
     pairs = {"kind": "manifest", "uri": str(tmp_path / "pairs.csv"), "reference_column": "clean"}
     models = [{"model": "stoi", "fs_hz": FS}]
-    of = [OF[1], OF[4], OF[5]]
+    creep = {"name": "creep", "speed": 1.01}  # 10 ms shorter, which recordings of a pair may be
+    of = [OF[1], OF[4], OF[5], creep]
     earmill.extract(job(tmp_path, of) | {"source": pairs, "extract": models})
     ds = earmill.open_features(tmp_path / "out")
     scores = {row.row_id: float(row.features["stoi"][0, 0]) for row in ds}
@@ -379,7 +380,9 @@ def test_variants_are_compared_with_the_clean_clip(made: Path, tmp_path: Path) -
         assert scores[f"{clip}@quiet"] == pytest.approx(1, abs=1e-5)
         assert scores[f"{clip}@white"] < 0.95
     # Another speed is another length.
-    assert all("pair_length" in why for why in bad_rows(tmp_path / "out").values())
+    refused = bad_rows(tmp_path / "out")
+    assert refused.keys() == {f"{clip}@{name}" for clip in CLIPS for name in ("fast", "creep")}
+    assert all("pair_length" in why for why in refused.values())
 
 
 def test_two_ears_have_a_response_each(tmp_path: Path) -> None:

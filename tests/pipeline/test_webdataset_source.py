@@ -145,6 +145,14 @@ class TestBadRows:
         opened = source(write_tar(tmp_path / "x.tar", members), audio=".mic2.WAV")
         assert contents(opened, list(opened.items())) == [clip("wav", 0.3)]
 
+    def test_members_of_one_size_that_changed_places(self, tmp_path: Path) -> None:
+        members = [("a.mic1.wav", WAV), ("a.mic2.wav", clip("wav", 0.2, seed=1))]
+        opened = source(write_tar(tmp_path / "x.tar", members), audio="mic1.wav")
+        items = list(opened.items())
+        write_tar(tmp_path / "x.tar", members[::-1])
+        (found,) = contents(opened, items)
+        assert isinstance(found, UnreadableError) and "changed since" in str(found)
+
     def test_a_tar_that_changed_since_the_plan(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "x.tar", [("a.wav", WAV), ("b.wav", WAV)])
         opened = source(path)
