@@ -21,7 +21,7 @@ from earmill.pipeline.sources.tables import Cells
 from earmill.pipeline.spec import Options, PlainUri
 from earmill.pipeline.spec.source import ManifestSpec, SourceKind, SourceSection
 
-RECORDINGS = "wav.scp"
+RECORDINGS, SEGMENTS = "wav.scp", "segments"
 COLUMNS = {"utt2spk": "speaker", "text": "text"}  # Files with a value for each utterance.
 TO_THE_END = ("-1", "-1.0")
 COMMAND = re.compile(r"\||\.ark:[0-9]+$")  # Also an offset into an archive.
@@ -67,7 +67,7 @@ class KaldiSource(ManifestSource):
                     f"file, got a command or an archive, {path!r}; commands are not run: write its "
                     "audio to a file and put the path here"
                 )
-        rows = self._lines("segments", 4, 4) or {name: [name, "", ""] for name in paths}
+        rows = self._lines(SEGMENTS, 4, 4) or {name: [name, "", ""] for name in paths}
         for utterance, (recording, *_) in rows.items():
             if recording not in paths:
                 raise SourceError(
@@ -105,6 +105,11 @@ class KaldiSource(ManifestSource):
                 )
             if key:
                 found[key] = rest
+        if name == SEGMENTS and not found:
+            raise SourceError(
+                f"source {path}: expected utterances, got none; write it again, or remove it to "
+                "take whole recordings"
+            )
         return found
 
 

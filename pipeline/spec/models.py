@@ -171,6 +171,12 @@ def _check_together(spec: JobSpec, models: Sequence[Description]) -> None:
             f"{', '.join(of_pairs)}, which compares two recordings, got none; for files with both "
             "recordings as channels (reference first) set audio.channels to binaural"
         )
+    if of_pairs and not has_references and spec.audio.variants is not None:
+        raise SpecError(
+            "audio.variants: expected source.reference_column for "
+            f"{', '.join(of_pairs)}, which compares two recordings, got both as channels of a "
+            "file: a variant would change the reference too; write references to their own files"
+        )
 
 
 def takes_pairs(model: Extractor | Description) -> bool:

@@ -89,6 +89,7 @@ def test_relative_paths_start_at_the_prefix(folder: Path) -> None:
         ({"wav.scp": "\n"}, "the table has no rows"),
         ({"wav.scp": "rec1 /etc/passwd\n"}, "row 1: .*/etc/passwd"),
         ({"segments": "utt1 rec3 0 1\n"}, "'utt1' of segments: .* got 'rec3'; add its line"),
+        ({"segments": "\n"}, "segments: expected utterances, got none; .* whole recordings"),
         ({"segments": "utt1 rec1 0\n"}, "segments: line 1: expected 4 fields or more"),
         ({"segments": "utt1 rec1 0 end\n"}, "row 1: expected seconds in 'end', got 'end'"),
     ],
