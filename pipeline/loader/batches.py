@@ -19,6 +19,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -224,9 +225,12 @@ class BucketedBatches:
         }
 
     def identity(self) -> dict[str, Any]:
-        # The streams that are read decide the lengths, and lengths decide the batches.
-        lengths = hashlib.sha256(self.lengths.astype("<i8").tobytes()).hexdigest()[:16]
-        return {"batch_size": self.max_rows, self.name: self.budget, "lengths": lengths}
+        return {"batch_size": self.max_rows, self.name: self.budget, "lengths": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        """A hash of the lengths: the streams that are read decide them, and they the batches."""
+        return hashlib.sha256(self.lengths.astype("<i8").tobytes()).hexdigest()[:16]
 
     def _cut_sorted(self, lengths: Rows, group: np.ndarray) -> Rows:
         """Return the offsets of batches of rows that are sorted by window and falling bucket. The
