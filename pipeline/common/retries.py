@@ -37,23 +37,25 @@ def in_a_job() -> bool:
     return bool(_jobs)
 
 
-class Waits(dict[object, float]):
-    """When each wait for a store began that is under way in this process, by an object of its own.
-    A store's calls set it by hand, because a context manager takes two microseconds."""
+class Waits:
+    """Waits for a store that are under way in this process."""
+
+    def __init__(self) -> None:
+        self._began_s: dict[object, float] = {}  # By an object of each wait.
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         me = object()
-        self[me] = time.monotonic()
+        self._began_s[me] = time.monotonic()
         try:
             yield
         finally:
-            del self[me]
+            del self._began_s[me]
 
     def longest_s(self) -> float:
         """Return the age of the oldest wait, retries included, in s; 0 without a wait."""
-        began = min(self.copy().values(), default=None)
-        return 0.0 if began is None else time.monotonic() - began
+        began_s = min(self._began_s.copy().values(), default=None)
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
 
 @dataclass(frozen=True, slots=True)

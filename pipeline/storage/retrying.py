@@ -9,7 +9,6 @@ of the store is recognised by the package of its class; errors of this program p
 from __future__ import annotations
 
 import errno
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,13 +62,14 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
                 # 409: two writers use one name; the other one needs milliseconds.
                 return http_status(error) == 409 or is_outage(error)
 
-            me = object()
-            calls[me] = time.monotonic()
             try:
-                if self.is_local:
-                    return method(self, *args, **kwargs)
-                policy, known = RETRIES if in_a_job() else BRIEF, self.backend in _answered
-                found = policy.run(lambda: method(self, *args, **kwargs), worth_it, is_known=known)
+                with calls.waiting():
+                    if self.is_local:
+                        return method(self, *args, **kwargs)
+                    policy, known = RETRIES if in_a_job() else BRIEF, self.backend in _answered
+                    found = policy.run(
+                        lambda: method(self, *args, **kwargs), worth_it, is_known=known
+                    )
                 _answered.add(self.backend)
                 return found
             except Exception as error:
@@ -83,8 +83,6 @@ def store_call(doing: str, path_at: int | None = 0) -> Callable[[Method[P, R]], 
                     raise
                 where = self.url() if path_at is None else self.url(str(args[path_at]))
                 raise storage_error(f"{where} cannot be {doing}", error) from error
-            finally:
-                del calls[me]
 
         return call
 
