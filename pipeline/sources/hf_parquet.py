@@ -34,6 +34,7 @@ from earmill.pipeline.sources.base import Item
 from earmill.pipeline.sources.durations import ByteRate
 from earmill.pipeline.sources.fetch import Blob, Range, SparseFile
 from earmill.pipeline.sources.hf_location import ParquetSet, RowPlace
+from earmill.pipeline.storage.documents import chunk_range
 
 MAGIC = b"PAR1"
 END_BYTES = 8
@@ -160,13 +161,6 @@ def read_footer(fs: Any, path: str) -> ParquetTable:
     except (OSError, pa.ArrowException) as error:
         raise SourceError(f"{path}: its footer cannot be read: {error}") from error
     return ParquetTable(fs, path, size, stat, metadata)
-
-
-def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
-    """Return the range of a column chunk with its dictionary."""
-    starts = (chunk.data_page_offset, chunk.dictionary_page_offset)
-    start = min(each for each in starts if each is not None)
-    return Range(start, start + chunk.total_compressed_size)
 
 
 @dataclass(frozen=True)

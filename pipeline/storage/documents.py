@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from earmill.pipeline.common.byte_streams import Range
 from earmill.pipeline.common.text import alternatives
 from earmill.pipeline.common.untrusted import loads_json
 from earmill.pipeline.storage import paths
@@ -71,6 +72,13 @@ def versioned_json(kind: type[T], text: str | bytes) -> T:
 def read_table(layout: Layout, rel: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Return a small table of a dataset (rows, quarantine, index, plan), or some of its columns."""
     return table_of(layout.read_bytes(rel), columns)
+
+
+def chunk_range(chunk: pq.ColumnChunkMetaData) -> Range:
+    """Return the range of a column chunk with its dictionary."""
+    starts = (chunk.data_page_offset, chunk.dictionary_page_offset)
+    start = min(each for each in starts if each is not None)
+    return start, start + chunk.total_compressed_size
 
 
 def table_of(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:

@@ -73,7 +73,7 @@ from earmill.pipeline.formats.row_table import PAGES, row_table, scalar_options
 from earmill.pipeline.formats.rows import FeatureRow
 from earmill.pipeline.formats.stream_layout import described, layout_of
 from earmill.pipeline.formats.values import join
-from earmill.pipeline.storage.documents import typed_json
+from earmill.pipeline.storage.documents import chunk_range, typed_json
 from earmill.pipeline.storage.layout import Layout, StoredFile
 from earmill.pipeline.storage.local_cache import Bytes
 
@@ -562,9 +562,7 @@ class ParquetShard(BlockReader):
     def _range_of(self, column: str, group: int) -> Range:
         if (column, group) not in self._ranges:
             found = self._footer.row_group(group).column(self._numbers[column])
-            starts = (found.dictionary_page_offset, found.data_page_offset)
-            start = min(start for start in starts if start is not None)
-            self._ranges[column, group] = start, start + found.total_compressed_size
+            self._ranges[column, group] = chunk_range(found)
         return self._ranges[column, group]
 
 
